@@ -219,6 +219,13 @@ def test_a_firing_at_the_end_counts_like_any_other():
     assert trigger.next_step(25) == 35
 
 
+def test_a_firing_at_the_end_does_not_bring_the_first_step_forward():
+    trigger = StepHookTrigger(10, start_step=100)
+    trigger.start(0, 0)
+    trigger.fired(25, 2)
+    assert trigger.next_step(25) == 100
+
+
 def test_going_back_behind_the_last_firing_is_no_negative_progress():
     trigger = StepHookTrigger(10, clock=FakeClock())
     trigger.start(0, 0)
