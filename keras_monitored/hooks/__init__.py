@@ -1,0 +1,1 @@
+"""Hooks: what accompanies a run, and the triggers that say when."""

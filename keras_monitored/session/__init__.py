@@ -1,0 +1,1 @@
+"""Sessions: what runs steps under hooks."""
