@@ -259,22 +259,21 @@ class FitDriver:
         """Runs steps up to a batch of the epoch; in loops, beyond it."""
         first = self.session.batch
         last = min(first + self._steps_left_in_epoch(), max(target, first + self._steps_per_loop))
-        while self.session.batch < target and not self._stop_is_due():
+        while self.session.batch < target and not self._stop_is_due() and not self._data_ended:
             try:
                 assert self._recoverable is not None
                 self._recoverable.run(last - self.session.batch)
-            except tf.errors.OutOfRangeError as end:
+            except tf.errors.OutOfRangeError:
                 self._data_ended = True
-                if self.session.batch > first:
-                    return
-                # The batch before has turned out to be the epoch's last: Keras holds its logs, which are empty so far.
-                self._logs.update(self.session.outcome.logs)
-                raise StopIteration from end
+        if self._data_ended and self.session.batch == first:
+            # The batch before has turned out to be the epoch's last: Keras holds its logs, which are empty so far.
+            self._logs.update(self.session.outcome.logs)
+            raise StopIteration
 
     def _logs_of_call(self, keras_batch: int) -> Any:
         session = self.session
         if session.batch > keras_batch:
-            return {}  # a loop has run ahead: its logs belong to its last batch
+            return self._logs  # a loop has run ahead: its logs belong to its last batch
         logs = session.outcome.logs
         if self._stop_is_due():
             self._tell_keras_to_stop()

@@ -102,14 +102,16 @@ class EvaluationDriver:
             raise StopIteration
         steps = 1 if self._mode is Mode.INFERENCE else self.model.steps_per_execution
         first = session.step
-        while session.step < first + steps and not self._wrapper.should_stop:
+        for _ in range(steps):
+            if session.step >= first + steps or session.stop_reason is not None:
+                break
             try:
                 self._wrapper.run(self._wrapper.steps_ahead(first + steps - session.step))
             except tf.errors.OutOfRangeError as end:
                 if session.step == first:
                     raise StopIteration from end
                 break
-        if self._wrapper.should_stop:
+        if session.stop_reason is not None:
             setattr(self.model, self._stop_flag, True)
         return session.outcome.observed["outputs"] if self._mode is Mode.INFERENCE else session.outcome.logs
 

@@ -67,7 +67,7 @@ class StepFunction:
         self.gradients = gradients
         self.feeds: dict[str, observe.FeedInput] = {}
         self.required: set[str] = set()
-        self.observable: tuple[str, ...] = ()
+        self.observable: tuple[str, ...] | None = None
         self.log_names: tuple[str, ...] = ()
         self._spec: Any = None
         self._functions: tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]] | None = None

@@ -234,6 +234,8 @@ class Session:
                 self._check_name(name)
 
     def _check_name(self, name: str) -> None:
+        if self.function is not None and self.function.observable is None:
+            return  # a model that runs eagerly shows what it observes only when it runs
         known = self.known_names()
         if name not in known and not (name.startswith("gradients/") and self.function is not None):
             hint = ""
@@ -243,7 +245,7 @@ class Session:
 
     def known_names(self) -> list[str]:
         """Lists the names that can be fetched."""
-        observable = () if self.function is None else self.function.observable
+        observable = () if self.function is None else self.function.observable or ()
         logs = self.function.log_names if self.function is not None else ()
         names = ["global_step", "global_epoch", *observable]
         names += [f"metrics/{name}" for name in logs] + [f"variables/{v.path}" for v in self.model.variables]
