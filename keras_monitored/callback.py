@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -74,6 +75,7 @@ class HookCallback(keras.callbacks.Callback):
                 f"Received: steps_per_loop={steps_per_loop!r}."
             )
         self.steps_per_loop = steps_per_loop
+        self._sleep = time.sleep  # before a recovery
         self._fit: FitDriver | None = None
         self._evaluations: list[EvaluationDriver] = []
 
@@ -99,6 +101,7 @@ class HookCallback(keras.callbacks.Callback):
             stateful=self.stateful,
             steps_per_loop=self.steps_per_loop,
             epochs=self.params["epochs"],
+            sleep=self._sleep,
         )
         driver.begin()
         self._fit = driver
