@@ -1,0 +1,7 @@
+"""Runs `python -m keras_monitored`."""
+
+import sys
+
+from keras_monitored.cli import main
+
+sys.exit(main())
