@@ -101,6 +101,7 @@ class HookCallback(keras.callbacks.Callback):
             stateful=self.stateful,
             steps_per_loop=self.steps_per_loop,
             epochs=self.params["epochs"],
+            compiled=None if self._fit is None else self._fit.compiled,
             sleep=self._sleep,
         )
         driver.begin()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -41,6 +41,35 @@ from keras_monitored.step_function import StepFunction
 _ENDLESS = 1_000_000_000
 
 
+class Compiled(NamedTuple):
+    """What one fit compiles and the next can use again."""
+
+    function: StepFunction
+    global_step: Counter
+    global_epoch: Counter
+    train_function: Any
+    hooks: tuple[Hook, ...]
+
+    def serves(self, model: keras.Model, hooks: Sequence[Hook]) -> bool:
+        """Says whether nothing has changed: Keras makes a new train function when a model is compiled again."""
+        checking = tuple(hook for hook in hooks if has_graph_check(hook))
+        return self.train_function is model.train_function and self.hooks == checking
+
+
+def _compiled(model: keras.Model, hooks: Sequence[Hook]) -> Compiled:
+    checking = tuple(hook for hook in hooks if has_graph_check(hook))
+    with model.distribute_strategy.scope():
+        global_step, global_epoch = Counter("global_step"), Counter("global_epoch")
+    function = StepFunction(
+        model,
+        model.train_step,
+        counter=global_step,
+        checks=[hook.graph_check for hook in checking],
+        gradients=any(hook.watches_gradients for hook in checking),
+    )
+    return Compiled(function, global_step, global_epoch, model.train_function, checking)
+
+
 class FitDriver:
     """Stands in for the train function of one `fit`.
 
@@ -52,6 +81,7 @@ class FitDriver:
         stateful: Keras callbacks whose state belongs to the run's.
         steps_per_loop: Most steps in one compiled loop.
         epochs: The epoch that `fit` ends before.
+        compiled: What an earlier fit has compiled; used again if it still serves.
         sleep: Waits before a recovery.
     """
 
@@ -65,6 +95,7 @@ class FitDriver:
         stateful: Sequence[keras.callbacks.Callback],
         steps_per_loop: int | Literal["auto"],
         epochs: int,
+        compiled: Compiled | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.model = model
@@ -80,14 +111,9 @@ class FitDriver:
             self._directories.append(configuration.working_dir)
 
         self.run = RunRecord(journal=Journal(configuration.working_dir))
-        with model.distribute_strategy.scope():
-            self._counters = (Counter("global_step"), Counter("global_epoch"))
-        self.function = StepFunction(
-            model,
-            model.train_step,
-            counter=self._counters[0],
-            checks=[hook.graph_check for hook in hooks if has_graph_check(hook)],
-        )
+        self.compiled = _compiled(model, hooks) if compiled is None or not compiled.serves(model, hooks) else compiled
+        self.compiled.global_step.assign(0)
+        self.compiled.global_epoch.assign(0)
         self._position = DataPosition(
             keras_internals.IteratorCount(keras_driver.epoch_iterator), lambda: self.session.batch
         )
@@ -197,6 +223,7 @@ class FitDriver:
             keras_internals.set_initial_epoch(self.model, self._previous_initial_epoch)
         if self._recoverable is not None:
             self._recoverable.close()
+        self.compiled.function.release()
 
     @property
     def is_running(self) -> bool:
@@ -299,8 +326,8 @@ class FitDriver:
 
     def _create(self, element_spec: Any) -> None:
         start = time.perf_counter()
-        self.function.build(element_spec)
-        self._state = TrainingState(self.model, self._counters)
+        self.compiled.function.build(element_spec)
+        self._state = TrainingState(self.model, (self.compiled.global_step, self.compiled.global_epoch))
         self._state.parts = {
             "history": self._history_state,
             "callbacks": self._callback_state,
@@ -330,9 +357,9 @@ class FitDriver:
             self._restore(opened)
         session = Session(
             self.model,
-            self.function,
-            global_step=self._counters[0],
-            global_epoch=self._counters[1],
+            self.compiled.function,
+            global_step=self.compiled.global_step,
+            global_epoch=self.compiled.global_epoch,
             configuration=self.configuration,
             mode=Mode.TRAINING,
             state=self._state,

@@ -151,4 +151,5 @@ class _PredictFunction:
     def __call__(self, data: Any, steps: int = 1) -> StepOutcome:
         outputs = self._function(data)
         self._counter.increment(len(data))
-        return StepOutcome(len(data), None, {}, {"outputs": outputs})
+        values: tuple[dict[str, Any], dict[str, Any]] = ({}, {"outputs": outputs})
+        return StepOutcome(len(data), None, tf.nest.flatten(values, expand_composites=True), values)

@@ -14,7 +14,7 @@ graphs differ in the last bit of their results, and every process of a run has t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -26,17 +26,34 @@ Check = Callable[[dict[str, Any]], Any]
 """Takes the observed values of a step, in its graph, and returns a scalar bool: did the step fail?"""
 
 
-class StepOutcome(NamedTuple):
-    """What came of a call: the values are those of the last step that ran, still on their device."""
+class StepOutcome:
+    """What came of a call: the values are those of the last step that ran, still on their device.
 
-    steps: int
-    """Steps run; fewer than asked for when the data ended or a check failed."""
-    failed_check: int | None
-    """Index of the first check that the last step failed, or `None`."""
-    logs: dict[str, Any]
-    """What the step returned, as Keras logs."""
-    observed: dict[str, Any]
-    """What was observed in the step, by name."""
+    Attributes:
+        steps: Steps run; fewer than asked for when the data ended or a check failed.
+        failed_check: Index of the first check that the last step failed, or `None`.
+    """
+
+    __slots__ = ("_flat", "_structure", "failed_check", "steps")
+
+    def __init__(self, steps: int, failed_check: int | None = None, flat: Any = (), structure: Any = ({}, {})) -> None:
+        self.steps = steps
+        self.failed_check = failed_check
+        self._flat = flat  # put together only when somebody looks: most steps' values are never read
+        self._structure = structure
+
+    @property
+    def logs(self) -> Any:
+        """What the step returned, as Keras logs."""
+        return self._values()[0]
+
+    @property
+    def observed(self) -> dict[str, Any]:
+        """What was observed in the step, by name."""
+        return dict(self._values()[1])
+
+    def _values(self) -> Any:
+        return tf.nest.pack_sequence_as(self._structure, list(self._flat), expand_composites=True)
 
 
 class StepFunction:
@@ -70,8 +87,12 @@ class StepFunction:
         self.observable: tuple[str, ...] | None = None
         self.log_names: tuple[str, ...] = ()
         self._spec: Any = None
-        self._functions: tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]] | None = None
-        self._empty: Any = None
+        self._structure: Any = ({}, {})
+        self._on_batch: Callable[..., Any] | None = None
+        self._one_or_many: tuple[Callable[[Any], Any], Callable[[Any, Any], Any]] | None = None
+        self._concrete: dict[Any, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+        self._iterator: Any = None
+        self._components: Any = None
 
     @property
     def strategy(self) -> tf.distribute.Strategy:
@@ -85,13 +106,7 @@ class StepFunction:
             return
         if self.model.run_eagerly:
             keras_internals.symbolic_build(self.model, spec)
-            for optimizer in observe.optimizers_of(self.model):
-                if not optimizer.built and optimizer is self.model.optimizer:
-                    optimizer.build(self.model.trainable_variables)
         else:
-            for optimizer in observe.optimizers_of(self.model):
-                if self.model.built and optimizer is self.model.optimizer and not optimizer.built:
-                    optimizer.build(self.model.trainable_variables)
             self._compile(spec)
         self._spec = spec
 
@@ -109,26 +124,40 @@ class StepFunction:
         """Runs up to `steps` steps on the next batches of `iterator`; none if there is no batch left."""
         if self.model.run_eagerly:
             return self._run_eagerly(iterator, steps)
-        self.build(iterator.element_spec)
-        assert self._functions is not None
-        single, loop, _ = self._functions
-        outputs = single(iterator) if steps == 1 else loop(iterator, tf.constant(steps, tf.int64))
-        return self._outcome(*outputs)
+        if iterator is not self._iterator:
+            self.build(iterator.element_spec)
+            self._iterator, self._components = iterator, tf.nest.flatten(iterator, expand_composites=True)
+            self._single, self._loop = self._functions_for(iterator)
+        if steps == 1:
+            done, failed, *flat = self._single(*self._components)
+        else:
+            done, failed, *flat = self._loop(tf.constant(steps, tf.int64), *self._components)
+        return self._outcome(done, failed, flat)
+
+    def release(self) -> None:
+        """Lets go of the iterator it has read from; what is compiled stays."""
+        self._iterator = self._components = None
 
     def on_batch(self, data: Any, element_spec: Any) -> StepOutcome:
         """Runs one step on a batch that was taken from the iterator before, perhaps with parts of it replaced."""
         if self.model.run_eagerly:
             logs, observed, failed = self._observed_step(keras_internals.without_optionals(data))
             self.counter.increment()
-            return self._outcome(1, failed, logs, observed)
+            return self._eager_outcome(1, int(failed), logs, observed)
         self.build(element_spec)
-        assert self._functions is not None
-        return self._outcome(*self._functions[2](keras_internals.without_optionals(data)))
+        assert self._on_batch is not None
+        done, failed, *flat = self._on_batch(keras_internals.without_optionals(data))
+        return self._outcome(done, failed, flat)
 
-    def _outcome(self, steps: Any, failed: Any, logs: Any, observed: Any) -> StepOutcome:
+    def _outcome(self, done: Any, failed: Any, flat: Any) -> StepOutcome:
         # Both numbers are made by operations on the host: reading them is no copy from a device.
         failed_check = int(failed) if self.checks else 0
-        return StepOutcome(int(steps), failed_check - 1 if failed_check else None, logs, observed)
+        return StepOutcome(int(done), failed_check - 1 if failed_check else None, flat, self._structure)
+
+    def _eager_outcome(self, done: int, failed: int, logs: Any, observed: Any) -> StepOutcome:
+        values = (logs, observed)
+        flat = tf.nest.flatten(values, expand_composites=True)
+        return StepOutcome(done, failed - 1 if failed else None, flat, values)
 
     # One step -----------------------------------------------------------------------------------------------------
 
@@ -177,79 +206,89 @@ class StepFunction:
             logs, observed, failed = self._observed_step(data)
             self.counter.increment()
             done, failed = done + 1, int(failed)
-        return self._outcome(done, failed, logs, observed)
+        return self._eager_outcome(done, failed, logs, observed)
 
     # Compiled steps -----------------------------------------------------------------------------------------------
 
     def _compile(self, spec: Any) -> None:
         step = tf.function(self._observed_step, jit_compile=bool(self.model.jit_compile), autograph=False)
         # The first trace stands outside of any branch: it makes the variables of unbuilt layers, slots and metrics.
-        outputs = step.get_concrete_function(spec).structured_outputs
-        self._empty = tf.nest.map_structure(_empty_like, outputs)
+        logs, observed, _ = step.get_concrete_function(spec).structured_outputs
+        self._structure = (logs, observed)
+        outputs = tf.nest.flatten(self._structure, expand_composites=True)
 
         def counted_step(data: Any) -> Any:
             logs, observed, failed = step(keras_internals.without_optionals(data))
             with tf.control_dependencies([failed]):
                 self.counter.variable.assign_add(1, read_value=False)
             with tf.device("CPU"):
-                return tf.ones((), tf.int64), tf.identity(failed), logs, observed
+                head = [tf.ones((), tf.int64), tf.identity(failed)]
+            return head + tf.nest.flatten((logs, observed), expand_composites=True)
 
         def no_step() -> Any:
-            logs, observed, failed = tf.nest.map_structure(lambda make: make(), self._empty)
             with tf.device("CPU"):
-                return tf.zeros((), tf.int64), tf.identity(failed), logs, observed
+                head = [tf.zeros((), tf.int64), tf.zeros((), tf.int32)]
+            return head + [tf.zeros([size or 0 for size in out.shape or ()], out.dtype) for out in outputs]
 
-        def single(iterator: Any) -> Any:
+        def one(iterator: Any) -> Any:
             optional = iterator.get_next_as_optional()
             return tf.cond(optional.has_value(), lambda: counted_step(optional.get_value()), no_step)
 
-        def loop(iterator: Any, steps: tf.Tensor) -> Any:
-            def goes_on(done: tf.Tensor, failed: tf.Tensor, more: tf.Tensor, *_: Any) -> tf.Tensor:
+        def many(iterator: Any, steps: tf.Tensor) -> Any:
+            def goes_on(more: tf.Tensor, done: tf.Tensor, failed: tf.Tensor, *_: Any) -> tf.Tensor:
                 return tf.logical_and(more, tf.logical_and(done < steps, tf.equal(failed, 0)))
 
-            def body(done: tf.Tensor, failed: tf.Tensor, more: tf.Tensor, logs: Any, observed: Any) -> Any:
+            def body(_: tf.Tensor, done: tf.Tensor, *values: Any) -> Any:
                 optional = iterator.get_next_as_optional()
                 more = optional.has_value()
 
                 def next_step() -> Any:
-                    ran, failed_now, logs_now, observed_now = counted_step(optional.get_value())
-                    return done + ran, failed_now, logs_now, observed_now
+                    ran, *new = counted_step(optional.get_value())
+                    return [done + ran, *new]
 
-                done, failed, logs, observed = tf.cond(more, next_step, lambda: (done, failed, logs, observed))
-                return done, failed, more, logs, observed
+                return [more, *tf.cond(more, next_step, lambda: [done, *values])]
 
-            done, failed, logs, observed = no_step()
-            start = (done, failed, tf.constant(True), logs, observed)
-            shapes = tf.nest.map_structure(_shape_invariant, (logs, observed), outputs[:2])
-            scalar = tf.TensorShape(())
-            done, failed, _, logs, observed = tf.while_loop(
-                goes_on,
-                body,
-                start,
-                shape_invariants=(scalar, scalar, scalar, *shapes),
-                parallel_iterations=1,
+            start = [tf.constant(True), *no_step()]
+            shapes = [tf.TensorShape(())] * 3 + [out.shape for out in outputs]
+            return tf.while_loop(goes_on, body, start, shape_invariants=shapes, parallel_iterations=1)[1:]
+
+        self._one_or_many = (one, many)
+        self._concrete = {}
+        self._iterator = None
+        self._on_batch = tf.function(counted_step, autograph=False, input_signature=_signature(spec))
+
+    def _functions_for(self, iterator: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """Compiles for the type of an iterator. It is handed over in its parts, which costs less than as a whole."""
+        spec = tf.type_spec_from_value(iterator)
+        if spec not in self._concrete:
+            assert self._one_or_many is not None
+            one, many = self._one_or_many
+            parts = [tf.TensorSpec(part.shape, part.dtype) for part in self._components]
+
+            def one_step(*components: Any) -> Any:
+                return one(tf.nest.pack_sequence_as(spec, list(components), expand_composites=True))
+
+            def many_steps(steps: tf.Tensor, *components: Any) -> Any:
+                return many(tf.nest.pack_sequence_as(spec, list(components), expand_composites=True), steps)
+
+            single = tf.function(one_step, autograph=False)
+            loop = tf.function(many_steps, autograph=False)
+            number = tf.TensorSpec((), tf.int64)
+            self._concrete[spec] = (
+                _when_called(lambda: single.get_concrete_function(*parts)),
+                _when_called(lambda: loop.get_concrete_function(number, *parts)),
             )
-            return done, failed, logs, observed
-
-        self._functions = (
-            _concrete(tf.function(single, autograph=False)),
-            _concrete(tf.function(loop, autograph=False)),
-            tf.function(counted_step, autograph=False, input_signature=_signature(spec)),
-        )
+        return self._concrete[spec]
 
 
-def _concrete(function: Any) -> Callable[..., Any]:
-    """Looks the concrete function up once per iterator type instead of once per call."""
-    found: dict[Any, Any] = {}
+def _when_called(compile_function: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """Compiles a function when it is first called: most runs need either loops or single steps."""
+    compiled: list[Callable[..., Any]] = []
 
-    def call(iterator: Any, *args: Any) -> Any:
-        key = type(iterator)
-        concrete = found.get(key)
-        if concrete is None:
-            concrete = found[key] = function.get_concrete_function(
-                iterator, *(tf.TensorSpec(a.shape, a.dtype) for a in args)
-            )
-        return concrete(iterator, *args)
+    def call(*args: Any) -> Any:
+        if not compiled:
+            compiled.append(compile_function())
+        return compiled[0](*args)
 
     return call
 
@@ -257,13 +296,3 @@ def _concrete(function: Any) -> Callable[..., Any]:
 def _signature(spec: Any) -> tuple[Any, ...] | None:
     """Fixes the spec of a batch handed in, unless it holds parts that are not there."""
     return None if any(part is None for part in tf.nest.flatten(spec)) else (spec,)
-
-
-def _empty_like(output: Any) -> Callable[[], Any]:
-    """Returns a maker of a value that stands in for an output when no step ran."""
-    shape = [size or 0 for size in output.shape] if output.shape.rank is not None else []
-    return lambda: tf.zeros(shape, output.dtype)
-
-
-def _shape_invariant(_: Any, output: Any) -> tf.TensorShape:
-    return output.shape

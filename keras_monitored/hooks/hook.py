@@ -118,6 +118,7 @@ class Hook:
     Attributes:
         priority: Hooks of a higher priority are called first, those of the same in the order given. Defaults to 0.
         modes: The modes in which the hook takes part. Defaults to training only.
+        watches_gradients: Whether its `graph_check` looks at `gradients/<variable path>`. Defaults to `False`.
 
     Example:
 
@@ -130,6 +131,7 @@ class Hook:
 
     priority: int = 0
     modes: frozenset[Mode] = frozenset({Mode.TRAINING})
+    watches_gradients: bool = False
 
     def begin(self) -> None:
         """Called once, before the session is created."""

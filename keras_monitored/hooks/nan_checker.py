@@ -52,6 +52,7 @@ class NaNChecker(Hook):
             raise ValueError(f"`on_nan` must be one of {get_args(OnNaN)}. Received: on_nan={on_nan!r}.")
         self.names = names
         self.on_nan = on_nan
+        self.watches_gradients = _GRADIENTS in names
         self._gradients: tuple[str, ...] = ()
 
     def graph_check(self, observed: dict[str, Any]) -> Any:

@@ -75,7 +75,7 @@ class Session:
         self.restored_from: str | None = None
         self.stop_reason: str | None = None
         self.seconds_per_step: float | None = None
-        self.outcome = StepOutcome(0, None, {}, {})
+        self.outcome = StepOutcome(0)
         self._global_step = global_step
         self._global_epoch = global_epoch
         self._closed = False
@@ -145,7 +145,7 @@ class Session:
         assert self.function is not None
         optional = self.iterator.get_next_as_optional()
         if not optional.has_value():
-            return StepOutcome(0, None, {}, {})
+            return StepOutcome(0)
         if self.function.strategy.num_replicas_in_sync > 1:
             raise ValueError(
                 "`feeds` of 'x' and 'y' replace the batch of one device. Received them under a strategy with "
