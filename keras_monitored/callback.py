@@ -11,7 +11,7 @@ import keras
 
 from keras_monitored import keras_internals
 from keras_monitored.configuration import Configuration, NoCheckpoints, StepBasedCheckpoints, TimeBasedCheckpoints
-from keras_monitored.fit import FitDriver
+from keras_monitored.fit import Compiled, FitDriver
 from keras_monitored.hooks.checkpoint_saver import CheckpointSaver
 from keras_monitored.hooks.hook import Hook, ModelDependentHook
 from keras_monitored.hooks.triggers import HookTrigger, StepHookTrigger, TimeHookTrigger
@@ -77,6 +77,7 @@ class HookCallback(keras.callbacks.Callback):
         self.steps_per_loop = steps_per_loop
         self._sleep = time.sleep  # before a recovery
         self._fit: FitDriver | None = None
+        self._compiled: Compiled | None = None
         self._evaluations: list[EvaluationDriver] = []
 
     # Training -----------------------------------------------------------------------------------------------------
@@ -101,13 +102,13 @@ class HookCallback(keras.callbacks.Callback):
             stateful=self.stateful,
             steps_per_loop=self.steps_per_loop,
             epochs=self.params["epochs"],
-            compiled=None if self._fit is None else self._fit.compiled,
+            compiled=self._compiled,
             sleep=self._sleep,
         )
         driver.begin()
-        self._fit = driver
+        self._fit, self._compiled = driver, driver.compiled
         # Appended while Keras goes through its list, so it is told of the beginning too, after all others.
-        keras_driver.callbacks.callbacks.append(_LastCallback(driver, keras_driver.callbacks))
+        keras_driver.callbacks.callbacks.append(_LastCallback(self, driver, keras_driver.callbacks))
 
     def on_test_begin(self, logs: Any = None) -> None:
         keras_driver = _find_driver("evaluate")
@@ -149,8 +150,9 @@ class HookCallback(keras.callbacks.Callback):
 class _LastCallback(keras.callbacks.Callback):
     """Comes after all other callbacks, so that what it tells the driver includes what they have done."""
 
-    def __init__(self, driver: FitDriver, callbacks: keras.callbacks.CallbackList) -> None:
+    def __init__(self, owner: HookCallback, driver: FitDriver, callbacks: keras.callbacks.CallbackList) -> None:
         super().__init__()
+        self._owner = owner
         self._driver = driver
         self._callbacks = callbacks
 
@@ -166,6 +168,7 @@ class _LastCallback(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         # The list may be the user's own, and serve the next fit.
         self._callbacks.callbacks = [c for c in self._callbacks.callbacks if c is not self]
+        self._owner._fit = None  # it holds the data
         self._driver.fit_ends()
 
 
