@@ -1,6 +1,7 @@
 """The journal of a run: one line of JSON for each event of its life, in `run.jsonl`."""
 
 import json
+import logging
 import math
 import os
 import threading
@@ -10,13 +11,15 @@ from typing import Any
 import tensorflow as tf
 
 FILE_NAME = "run.jsonl"
+_log = logging.getLogger(__name__)
 
 
 class Journal:
     """Appends what happens in a run to `<directory>/run.jsonl`.
 
     A run that is started again goes on in the same file. Each line is written whole and the file closed again, so that
-    a killed process leaves at most one broken line, which the next writer ends and `read_journal` skips.
+    a killed process leaves at most one broken line, which the next writer ends and `read_journal` skips. A line that
+    can't be written, on a full disk say, is logged as a warning, and the run goes on.
 
     Args:
         directory: Directory of the run, made when it is not there; any path that `tf.io.gfile` knows. `None` for a
@@ -80,12 +83,18 @@ class Journal:
         entry.update(details)
         line = json.dumps(_plain(entry)) + "\n"
         with self._lock:
-            if not self._ends_with_newline and _ends_in_mid_line(self._path):
-                line = "\n" + line
-            self._ends_with_newline = False
-            with tf.io.gfile.GFile(self._path, "a") as file:
-                file.write(line)
-            self._ends_with_newline = True
+            try:
+                self._append(self._path, line)
+            except tf.errors.OpError as error:  # no reason to end a training for
+                _log.warning("Could not note %r in %s: %s", event, self._path, error.message)
+
+    def _append(self, path: str, line: str) -> None:
+        if not self._ends_with_newline and _ends_in_mid_line(path):
+            line = "\n" + line
+        self._ends_with_newline = False
+        with tf.io.gfile.GFile(path, "a") as file:
+            file.write(line)
+        self._ends_with_newline = True
 
 
 def read_journal(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -111,6 +111,18 @@ def test_a_directory_that_cannot_be_made(tmp_path):
         Journal(tmp_path / "file" / "run")
 
 
+def test_a_line_that_cannot_be_written_is_logged(tmp_path, caplog):
+    journal = Journal(tmp_path / "run")
+    (tmp_path / "run").rmdir()
+    (tmp_path / "run").write_text("in the way")
+    journal.write("saved", step=3)
+    assert "Could not note 'saved'" in caplog.text
+    (tmp_path / "run").unlink()
+    (tmp_path / "run").mkdir()
+    journal.write("ended", step=4)
+    assert [entry["event"] for entry in read_journal(tmp_path / "run")] == ["ended"]
+
+
 def test_time_belongs_to_the_journal(tmp_path):
     with pytest.raises(ValueError, match="`time` can't be a detail"):
         Journal(tmp_path).write("created", time=3)

@@ -35,32 +35,32 @@ class StopAtStep(Hook):
         hint = "Pass a number of steps."
         self.num_steps = None if num_steps is None else check_integer("num_steps", num_steps, minimum=1, hint=hint)
         self.last_step = None if last_step is None else check_integer("last_step", last_step, minimum=1, hint=hint)
-        self._stop_at = self.last_step
+        self._start: int | None = None
 
     def begin(self) -> None:
-        self._stop_at = self.last_step
+        self._start = None
 
     def after_session_creation(self, session: Session) -> None:
-        if self._stop_at is None:  # taken once: a recovery, or a restart, does not start the count again
-            assert self.num_steps is not None
-            self._stop_at = session.step + self.num_steps
-        if session.step >= self._stop_at:
+        if self._start is None:  # taken once: a recovery, or a restart, does not start the count again
+            self._start = session.step
+        if session.step >= self._stop_at():
             session.request_stop(repr(self))
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        if self._stop_at is not None and run_values.step >= self._stop_at:
+        if run_values.step >= self._stop_at():
             run_context.request_stop(repr(self))
 
     def next_step(self, step: int) -> int | None:
-        return None if self._stop_at is None else max(self._stop_at, step + 1)
+        return max(self._stop_at(), step + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"stop_at": self._stop_at}
+        return {"start": self._start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # Of two numbers the script's own counts: it may have been given a later one since.
-        if self.last_step is None:
-            self._stop_at = state["stop_at"]
+        self._start = state["start"]
+
+    def _stop_at(self) -> int:
+        return (self._start or 0) + (self.num_steps or 0) if self.last_step is None else self.last_step
 
     def __repr__(self) -> str:
         given = f"num_steps={self.num_steps}" if self.last_step is None else f"last_step={self.last_step}"
