@@ -125,8 +125,9 @@ def load_weights(model: keras.Model, path: str | os.PathLike[str]) -> int:
     if not model.built:
         raise ValueError("`model` must be built before its weights are loaded. Call it on a batch or model.build(...).")
     path = os.fspath(path)
-    prefix = latest_checkpoint(path) if tf.io.gfile.isdir(path) else path
-    if prefix is None or not tf.io.gfile.exists(prefix + ".json"):
+    # Asked in this order since on some file systems a path that others begin with passes for a directory.
+    prefix = path if tf.io.gfile.exists(path + ".json") else latest_checkpoint(path)
+    if prefix is None:
         raise CheckpointError(f"There is no checkpoint at {path}.")
     manifest = read_manifest(prefix)
     # The replicas of a strategy hold the same weights: the first one's stand for all.
@@ -152,7 +153,7 @@ def read_manifest(prefix: str) -> dict[str, Any]:
         with tf.io.gfile.GFile(prefix + ".json", "rb") as file:
             manifest = json.loads(file.read().decode("utf-8"))
         checksum = manifest.pop("checksum")
-    except (ValueError, KeyError, AttributeError, tf.errors.OpError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, tf.errors.OpError) as error:
         raise CheckpointError(f"The manifest {prefix}.json can't be read: {error}") from error
     if checksum != _checksum(manifest):
         raise CheckpointError(f"The manifest {prefix}.json is damaged: its checksum is wrong.")
@@ -183,7 +184,8 @@ def read_tensors(prefix: str, keys: list[str] | None = None) -> dict[str, Any]:
         CheckpointError: If a file is damaged.
     """
     try:
-        dtypes = tf.train.load_checkpoint(prefix).get_variable_to_dtype_map()
+        # tf.train.load_checkpoint takes a prefix on ram:// for a directory.
+        dtypes = tf.compat.v1.train.NewCheckpointReader(prefix).get_variable_to_dtype_map()
         names = [key for key in dtypes if not key.startswith("_CHECKPOINTABLE")] if keys is None else keys
         with tf.device("CPU"):
             values = tf.raw_ops.RestoreV2(
