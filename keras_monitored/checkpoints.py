@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import platform
+import re
 import time
 import uuid
 from collections.abc import Callable
@@ -381,7 +382,9 @@ def _checksum(manifest: dict[str, Any]) -> str:
 
 def _files_of(prefix: str) -> dict[str, int]:
     directory, start = os.path.split(prefix)
-    names = [name for name in tf.io.gfile.listdir(directory) if name.startswith(start + ".")]
+    # Only these are ours: a user may keep notes beside a checkpoint.
+    ours = re.compile(re.escape(start) + r"\.(index|json|data-\d+-of-\d+)")
+    names = [name for name in tf.io.gfile.listdir(directory) if ours.fullmatch(name)]
     return {name: tf.io.gfile.stat(os.path.join(directory, name)).length for name in sorted(names)}
 
 
