@@ -11,6 +11,7 @@ A checkpoint without a manifest does not exist. Plain `tf.train.Checkpoint(model
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -18,6 +19,8 @@ import logging
 import os
 import platform
 import re
+import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -61,6 +64,10 @@ class CheckpointInfo:
     def valid(self) -> bool:
         """Says whether nothing is wrong with it."""
         return self.problem is None
+
+
+class NewerFormatError(CheckpointError):
+    """Raised when a later version of this package wrote the checkpoint: it is not damaged."""
 
 
 def list_checkpoints(directory: str | os.PathLike[str]) -> list[CheckpointInfo]:
@@ -159,7 +166,7 @@ def read_manifest(prefix: str) -> dict[str, Any]:
     if checksum != _checksum(manifest):
         raise CheckpointError(f"The manifest {prefix}.json is damaged: its checksum is wrong.")
     if manifest["format"] > FORMAT:
-        raise CheckpointError(
+        raise NewerFormatError(
             f"{prefix}.json has format {manifest['format']}, this version of keras_monitored reads up to {FORMAT}. "
             f"It was written by version {manifest['versions']['keras_monitored']}: upgrade to that one."
         )
@@ -254,7 +261,9 @@ class CheckpointStore:
         """
         self.wait()
         if self._thread is None:
-            self._thread = concurrent.futures.ThreadPoolExecutor(1, "keras_monitored-save")
+            self._thread = concurrent.futures.ThreadPoolExecutor(
+                1, "keras_monitored-save", initializer=_yield_to_training
+            )
         self._pending = self._thread.submit(self._write, snapshot, position, on_saved, on_refused)
         if blocking:
             self.wait()
@@ -371,9 +380,18 @@ def _non_finite(snapshot: Snapshot) -> list[str]:
     bad = []
     for variable in snapshot.variables:
         tensor = snapshot.tensors[variable["key"]]
-        if tf.as_dtype(tensor.dtype).is_floating and not bool(tf.reduce_all(tf.math.is_finite(tensor))):
-            bad.append(variable["name"])
+        if tf.as_dtype(tensor.dtype).is_floating:
+            values = tensor.numpy()  # NumPy stays in this thread, TensorFlow would take the cores that train
+            if values.size and not (np.isfinite(values.min()) and np.isfinite(values.max())):
+                bad.append(variable["name"])
     return bad
+
+
+def _yield_to_training() -> None:
+    """Lets the threads that train go first, where the system has priorities for threads."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def _checksum(manifest: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import keras
@@ -162,6 +162,10 @@ class FitDriver:
 
     def all_have_begun(self) -> None:
         """Called when every callback's `on_train_begin` was called: creates the session, or prepares the replay."""
+        with self._aborting_on_error():
+            self._start()
+
+    def _start(self) -> None:
         if self._opened is None:
             self._create(keras_internals.element_spec(self._epoch_iterator))
             if self._stop_is_due():
@@ -179,6 +183,8 @@ class FitDriver:
 
     def epoch_begins(self, epoch: int) -> None:
         """Called when every callback's `on_epoch_begin` was called."""
+        # Keras has read it by now, and an error in another callback would leave it behind.
+        keras_internals.set_initial_epoch(self.model, self._previous_initial_epoch)
         self._calls = 0
         self._logs = {}
         self._data_ended = False
@@ -187,6 +193,10 @@ class FitDriver:
 
     def epoch_ends(self, epoch: int) -> None:
         """Called when every callback's `on_epoch_end` was called."""
+        with self._aborting_on_error():
+            self._end_epoch(epoch)
+
+    def _end_epoch(self, epoch: int) -> None:
         if self._recoverable is None or self._has_ended:
             return
         self._position.epoch_complete = self._epoch_is_complete()
@@ -458,6 +468,14 @@ class FitDriver:
                 seconds=time.perf_counter() - self._begun,
                 reason=reason,
             )
+
+    @contextlib.contextmanager
+    def _aborting_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._abort(error)
+            raise
 
     def _abort(self, error: BaseException) -> None:
         self._has_ended = True

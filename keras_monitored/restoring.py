@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_monitored.checkpoints import CheckpointInfo, list_checkpoints, read_manifest, read_tensors
+from keras_monitored.checkpoints import CheckpointInfo, NewerFormatError, list_checkpoints, read_manifest, read_tensors
 from keras_monitored.errors import CheckpointError
 from keras_monitored.messages import warn
 
@@ -35,7 +35,7 @@ def open_newest(directories: Iterable[str]) -> Opened | None:
         The checkpoint, or `None` if there has never been one.
 
     Raises:
-        CheckpointError: If there are checkpoints, and all are damaged.
+        CheckpointError: If there are checkpoints, and all are damaged, or if one is of a newer format.
     """
     directories = list(dict.fromkeys(directories))
     infos = [info for directory in directories for info in list_checkpoints(directory)]
@@ -45,6 +45,8 @@ def open_newest(directories: Iterable[str]) -> Opened | None:
         try:
             manifest = read_manifest(info.prefix)
             opened = Opened(info.prefix, manifest, read_tensors(info.prefix))
+        except NewerFormatError:
+            raise
         except CheckpointError as error:
             damaged.append(str(error))
             warn(f"The checkpoint of step {info.step} is not used: {error}")
