@@ -178,7 +178,7 @@ def encode(value: Any, tensors: dict[str, Any], key: str) -> Any:
         return value
     if type(value) is float:
         return value if np.isfinite(value) else {"float": repr(value)}
-    if isinstance(value, (np.ndarray, np.generic)) and np.asarray(value).dtype.kind in "biuf":
+    if isinstance(value, (np.ndarray, np.generic)) and _tensor_dtype(value.dtype) not in (None, tf.string):
         tensors[key] = np.asarray(value)
         return {"array": key, "scalar": isinstance(value, np.generic)}
     if isinstance(value, (list, tuple)):
@@ -187,6 +187,13 @@ def encode(value: Any, tensors: dict[str, Any], key: str) -> Any:
     if isinstance(value, dict):
         return {"dict": [[k, encode(v, tensors, f"{key}/{index}")] for index, (k, v) in enumerate(value.items())]}
     raise TypeError(f"{type(value).__name__} can't be saved")
+
+
+def _tensor_dtype(dtype: np.dtype) -> tf.DType | None:
+    try:
+        return tf.as_dtype(dtype)  # knows bfloat16 and its like too
+    except TypeError:
+        return None
 
 
 def decode(value: Any, tensors: dict[str, Any]) -> Any:

@@ -24,7 +24,7 @@ class Saves:
     def __call__(self, *steps, value=1.0):
         for step in steps:
             variable = {"group": "model", "name": "w", "key": "w", "shape": [], "dtype": "float32"}
-            snapshot = Snapshot({"w": np.float32(value)}, [variable], {})
+            snapshot = Snapshot({"w": tf.constant(value)}, [variable], {})
             position = {"step": step, "epoch": 0, "batch": step, "finished": None}
             arguments = {"on_saved": lambda *_: None, "on_refused": self.refused.append}
             self.store.save(snapshot, position, blocking=True, **arguments)
