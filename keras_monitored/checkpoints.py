@@ -11,7 +11,6 @@ A checkpoint without a manifest does not exist. Plain `tf.train.Checkpoint(model
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -19,8 +18,6 @@ import logging
 import os
 import platform
 import re
-import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -261,9 +258,7 @@ class CheckpointStore:
         """
         self.wait()
         if self._thread is None:
-            self._thread = concurrent.futures.ThreadPoolExecutor(
-                1, "keras_monitored-save", initializer=_yield_to_training
-            )
+            self._thread = concurrent.futures.ThreadPoolExecutor(1, "keras_monitored-save")
         self._pending = self._thread.submit(self._write, snapshot, position, on_saved, on_refused)
         if blocking:
             self.wait()
@@ -385,13 +380,6 @@ def _non_finite(snapshot: Snapshot) -> list[str]:
             if values.size and not (np.isfinite(values.min()) and np.isfinite(values.max())):
                 bad.append(variable["name"])
     return bad
-
-
-def _yield_to_training() -> None:
-    """Lets the threads that train go first, where the system has priorities for threads."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def _checksum(manifest: dict[str, Any]) -> str:
