@@ -29,7 +29,7 @@ from keras_monitored.hooks.hook import Hook
 from keras_monitored.journal import Journal
 from keras_monitored.messages import say
 from keras_monitored.modes import Mode
-from keras_monitored.position import DataPosition, EvaluationCount, warn_of_skipping
+from keras_monitored.position import DataPosition, EvaluationCount
 from keras_monitored.restoring import Opened, open_newest
 from keras_monitored.session.recoverable import RecoverableSession
 from keras_monitored.session.session import RunRecord, Session
@@ -114,10 +114,9 @@ class FitDriver:
         self.compiled = _compiled(model, hooks) if compiled is None or not compiled.serves(model, hooks) else compiled
         self.compiled.global_step.assign(0)
         self.compiled.global_epoch.assign(0)
-        self._position = DataPosition(
-            keras_internals.IteratorCount(keras_driver.epoch_iterator), lambda: self.session.batch
-        )
         self._evaluations = EvaluationCount(keras_driver.validation_data)
+        count = keras_internals.IteratorCount(keras_driver.epoch_iterator)
+        self._position = DataPosition(count, self._evaluations, lambda: self.session.batch)
         self._callback_state = CallbackState(stateful)
         self._history_state = HistoryState(model)
         self._state: TrainingState | None = None
@@ -144,7 +143,6 @@ class FitDriver:
         self._previous_initial_epoch: Any = None
         self._installed = False
         self._begun = time.perf_counter()
-        self._iterator_is_known = False
 
     # The length of a fit ------------------------------------------------------------------------------------------
 
@@ -284,7 +282,8 @@ class FitDriver:
                 return self.model.get_metrics_result()
         session = self.session
         session.iterator = self._position.see(iterator)
-        self._warn_if_skipping()
+        if self._savers:
+            self._position.warn_if_skipping()
         target = min(keras_batch, session.batch + self._steps_left_in_epoch())
         if session.batch < target:
             if self._stop_is_due():
@@ -342,7 +341,6 @@ class FitDriver:
             "history": self._history_state,
             "callbacks": self._callback_state,
             "hooks": HookStates(self.hooks),
-            "evaluations": self._evaluations,  # before the data, whose shuffles may be the same ones
             "data": self._position,
             **self._state.parts,  # the random state comes last: finding a place in the data may draw from it
         }
@@ -421,12 +419,6 @@ class FitDriver:
     def _learning_rate(self) -> float | None:
         rate = getattr(getattr(self.model, "optimizer", None), "_learning_rate", None)
         return float(rate) if isinstance(rate, keras.Variable) else None
-
-    def _warn_if_skipping(self) -> None:
-        if self._savers and not self._iterator_is_known:
-            self._iterator_is_known = True
-            if not self._position.can_be_saved():
-                warn_of_skipping(self._position.iterator)
 
     # Stopping and ending ------------------------------------------------------------------------------------------
 

@@ -182,6 +182,20 @@ def restore_iterator(iterator: Any, tensors: dict[str, Any]) -> None:
     iterator._restore_from_tensors(tensors)
 
 
+def shuffles_in(tensors: dict[str, Any]) -> int:
+    """Counts the shuffles that the state of an iterator holds.
+
+    A shuffle carries the order of the epochs to come. It is missing from the state once the steps behind it have read
+    the last of its elements ahead, which can be several batches before the epoch's end.
+    """
+    return sum(tf.io.serialize_tensor(t).numpy().count(b"epoch_num_random_samples") for t in tensors.values())
+
+
+def repeats_in(tensors: dict[str, Any]) -> bool:
+    """Says whether a part of the data is repeated within an iterator, going by the iterator's state."""
+    return any(b"Repeat[" in tf.io.serialize_tensor(t).numpy() for t in tensors.values())
+
+
 def global_seed_generator() -> keras.random.SeedGenerator | None:
     """Returns Keras's global seed generator if something has used it; asking Keras would make one."""
     return global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
