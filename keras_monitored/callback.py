@@ -110,6 +110,10 @@ class HookCallback(keras.callbacks.Callback):
         # Appended while Keras goes through its list, so it is told of the beginning too, after all others.
         keras_driver.callbacks.callbacks.append(_LastCallback(self, driver, keras_driver.callbacks))
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if self._fit is not None:
+            self._fit.forget_initial_epoch()
+
     def on_test_begin(self, logs: Any = None) -> None:
         keras_driver = _find_driver("evaluate")
         if self._fit is not None and self._fit.is_running:
@@ -157,19 +161,23 @@ class _LastCallback(keras.callbacks.Callback):
         self._callbacks = callbacks
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._driver.all_have_begun()
+        if self._driver.is_running:
+            self._driver.all_have_begun()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._driver.epoch_begins(epoch)
+        if self._driver.is_running:
+            self._driver.epoch_begins(epoch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._driver.epoch_ends(epoch)
+        if self._driver.is_running:
+            self._driver.epoch_ends(epoch)
 
     def on_train_end(self, logs: Any = None) -> None:
         # The list may be the user's own, and serve the next fit.
         self._callbacks.callbacks = [c for c in self._callbacks.callbacks if c is not self]
-        self._owner._fit = None  # it holds the data
-        self._driver.fit_ends()
+        if self._driver.is_running:
+            self._owner._fit = None  # it holds the data
+            self._driver.fit_ends()
 
 
 def _find_driver(method: str) -> keras_internals.Driver:

@@ -160,6 +160,17 @@ class FitDriver:
 
     def all_have_begun(self) -> None:
         """Called when every callback's `on_train_begin` was called: creates the session, or prepares the replay."""
+        try:
+            self._begin_session()
+        except BaseException as error:
+            self._abort(error)
+            raise
+
+    def forget_initial_epoch(self) -> None:
+        """Called when `fit` has read from the model which epoch to start from, and a later one must not."""
+        keras_internals.set_initial_epoch(self.model, self._previous_initial_epoch)
+
+    def _begin_session(self) -> None:
         with self._aborting_on_error():
             self._start()
 
@@ -174,7 +185,8 @@ class FitDriver:
         self._tell_of_resume(manifest)
         self._history_state.load(manifest["state"]["history"], self._opened.tensors_of("history"))
         keras_internals.set_initial_epoch(self.model, manifest["epoch"])
-        if manifest["batch"] == 0:  # saved between two epochs, else the last batch to be replayed restores the run
+        # Between two epochs everything is restored now, in mid-epoch by the last batch to be replayed.
+        if manifest["batch"] == 0 or manifest["epoch"] >= self.epochs:
             self._create(keras_internals.element_spec(self._epoch_iterator))
             if self._is_finished or self._stop_is_due():
                 self._skip_all_epochs()

@@ -69,8 +69,11 @@ class TrainingState:
         self.model = model
         self.counters = tuple(counters)
         self.parts: dict[str, StatePart] = {"random": RandomState()}
-        self._entries = list(_entries(model, self.counters))
-        self._keys, self._graph = _layout(model, self.counters, self._entries)
+        self._lay_out(list(_entries(model, self.counters)))
+
+    def _lay_out(self, entries: list[_Entry]) -> None:
+        self._entries = entries
+        self._keys, self._graph = _layout(self.model, self.counters, entries)
 
     @property
     def variables(self) -> list[dict[str, Any]]:
@@ -88,6 +91,9 @@ class TrainingState:
 
     def snapshot(self) -> Snapshot:
         """Returns the state as it is now. Reading shares the buffers; a later step writes to copies of its own."""
+        entries = list(_entries(self.model, self.counters))
+        if [id(entry.variable) for entry in entries] != [id(entry.variable) for entry in self._entries]:
+            self._lay_out(entries)  # a model that runs eagerly may make variables in its first step
         tensors = {key: entry.read() for key, entry in zip(self._keys, self._entries, strict=True)}
         record = {}
         for name, part in self.parts.items():
