@@ -93,6 +93,7 @@ class StepFunction:
         self._concrete: dict[Any, tuple[Callable[..., Any], Callable[..., Any]]] = {}
         self._iterator: Any = None
         self._components: Any = None
+        self._check_error: Exception | None = None
 
     @property
     def strategy(self) -> tf.distribute.Strategy:
@@ -167,15 +168,25 @@ class StepFunction:
             if optimizer is not None:
                 observe.observe("learning_rate", optimizer.learning_rate, reduction="first")
             logs = self.step(data)
-            failed = tf.zeros((), tf.int32)
-            for index, check in reversed(list(enumerate(self.checks, 1))):
-                failed = tf.where(tf.cast(check(dict(collector.values)), tf.bool), index, failed)
+            failed = self._first_failed_check(collector.values)
         values = collector.values
         self.log_names = tuple(logs) if isinstance(logs, dict) else ()
         self.observable = tuple(values)
         kept = {n: v for n, v in values.items() if not n.startswith("gradients/") or n in self.required}
         self._reductions = {n: collector.reductions[n] for n in kept}
         return logs, kept, failed
+
+    def _first_failed_check(self, observed: dict[str, Any]) -> tf.Tensor:
+        failed = tf.zeros((), tf.int32)
+        try:
+            for index, check in reversed(list(enumerate(self.checks, 1))):
+                failed = tf.where(tf.cast(check(dict(observed)), tf.bool), index, failed)
+        except Exception as error:
+            if tf.executing_eagerly():
+                raise
+            # Raised after the trace: broken off in it, variables made there would stay without a value for good.
+            self._check_error = error
+        return failed
 
     def _observed_step(self, data: Any) -> tuple[Any, dict[str, Any], tf.Tensor]:
         with observe.observing_model(self.model, gradients=self.gradients):
@@ -213,7 +224,10 @@ class StepFunction:
     def _compile(self, spec: Any) -> None:
         step = tf.function(self._observed_step, jit_compile=bool(self.model.jit_compile), autograph=False)
         # The first trace stands outside of any branch: it makes the variables of unbuilt layers, slots and metrics.
+        self._check_error = None
         logs, observed, _ = step.get_concrete_function(spec).structured_outputs
+        if self._check_error is not None:
+            raise self._check_error
         self._structure = (logs, observed)
         outputs = tf.nest.flatten(self._structure, expand_composites=True)
 

@@ -33,19 +33,20 @@ class Batches(keras.callbacks.Callback):
         self.epochs.append((epoch, dict(logs)))
 
 
+INPUTS = {
+    "dataset": lambda: {"x": dataset(6)},
+    "steps_per_epoch": lambda: {"x": dataset(4).repeat(), "steps_per_epoch": 5},
+    "arrays": lambda: {"x": arrays(6)[0], "y": arrays(6)[1], "batch_size": 4, "shuffle": True},
+    "a last batch that is smaller": lambda: {"x": arrays(6)[0], "y": arrays(6)[1], "batch_size": 10},
+    "validation_data": lambda: {"x": dataset(6), "validation_data": dataset(3)},
+    "validation_split": lambda: {"x": arrays(6)[0], "y": arrays(6)[1], "validation_split": 0.25, "shuffle": True},
+    "initial_epoch": lambda: {"x": dataset(6), "initial_epoch": 1},
+    "validation_freq": lambda: {"x": dataset(6), "validation_data": dataset(3), "validation_freq": 2},
+}
+
+
 class TestLikePlainKeras:
     """Weights, `History`, and what other callbacks see are the same bit by bit."""
-
-    INPUTS = {
-        "dataset": lambda: {"x": dataset(6)},
-        "steps_per_epoch": lambda: {"x": dataset(4).repeat(), "steps_per_epoch": 5},
-        "arrays": lambda: {"x": arrays(6)[0], "y": arrays(6)[1], "batch_size": 4, "shuffle": True},
-        "a last batch that is smaller": lambda: {"x": arrays(6)[0], "y": arrays(6)[1], "batch_size": 10},
-        "validation_data": lambda: {"x": dataset(6), "validation_data": dataset(3)},
-        "validation_split": lambda: {"x": arrays(6)[0], "y": arrays(6)[1], "validation_split": 0.25, "shuffle": True},
-        "initial_epoch": lambda: {"x": dataset(6), "initial_epoch": 1},
-        "validation_freq": lambda: {"x": dataset(6), "validation_data": dataset(3), "validation_freq": 2},
-    }
 
     @staticmethod
     def run(hooks: bool, options: dict[str, Any], watched: bool, **compiled: Any) -> tuple[keras.Model, Any, Batches]:
