@@ -34,9 +34,9 @@ from keras_monitored.restoring import Opened, open_newest
 from keras_monitored.session.recoverable import RecoverableSession
 from keras_monitored.session.session import RunRecord, Session
 from keras_monitored.session.wrapper import SessionWrapper, has_graph_check
-from keras_monitored.state import TrainingState
-from keras_monitored.stateful import CallbackState, HistoryState, HookStates
-from keras_monitored.step_function import StepFunction
+from keras_monitored.state import TrainingState, plain
+from keras_monitored.stateful import CallbackState, HistoryState, HookStates, LogsState
+from keras_monitored.step_function import StepFunction, StepOutcome
 
 _ENDLESS = 1_000_000_000
 
@@ -119,6 +119,7 @@ class FitDriver:
         self._position = DataPosition(count, self._evaluations, lambda: self.session.batch)
         self._callback_state = CallbackState(stateful)
         self._history_state = HistoryState(model)
+        self._logs_state = LogsState(lambda: self.session.outcome.logs)
         self._state: TrainingState | None = None
         self._opened: Opened | None = None
         self._recoverable: RecoverableSession | None = None
@@ -185,6 +186,7 @@ class FitDriver:
         self._tell_of_resume(manifest)
         self._history_state.load(manifest["state"]["history"], self._opened.tensors_of("history"))
         keras_internals.set_initial_epoch(self.model, manifest["epoch"])
+        self._position.begin(manifest["state"]["data"])
         # Between two epochs everything is restored now, in mid-epoch by the last batch to be replayed.
         if manifest["batch"] == 0 or manifest["epoch"] >= self.epochs:
             self._create(keras_internals.element_spec(self._epoch_iterator))
@@ -285,13 +287,14 @@ class FitDriver:
             assert self._opened is not None
             batch = self._opened.manifest["batch"]
             if keras_batch < batch:
-                return {}
+                return self._logs
             self._position.see(iterator)
             self._create(iterator.element_spec)
+            if self._is_finished or self._stop_is_due():
+                self._tell_keras_to_stop()
+                return self.session.outcome.logs
             if keras_batch == batch:
-                if self._is_finished or self._stop_is_due():
-                    self._tell_keras_to_stop()
-                return self.model.get_metrics_result()
+                return self.session.outcome.logs
         session = self.session
         session.iterator = self._position.see(iterator)
         if self._savers:
@@ -313,7 +316,7 @@ class FitDriver:
                 self._recoverable.run(last - self.session.batch)
             except tf.errors.OutOfRangeError:
                 self._data_ended = True
-        if self._data_ended and self.session.batch == first:
+        if self._data_ended and self.session.batch <= (self._calls - 1) * self._steps_per_call:
             # The batch before has turned out to be the epoch's last: Keras holds its logs, which are empty so far.
             self._logs.update(self.session.outcome.logs)
             raise StopIteration
@@ -332,8 +335,9 @@ class FitDriver:
         return logs if self._logs_are_read or self._epoch_is_complete() else self._logs
 
     def _steps_left_in_epoch(self) -> int:
-        steps = self._epoch_iterator.steps_per_epoch or self._epoch_iterator.data_adapter.num_batches
-        return _ENDLESS if steps is None else max(0, int(steps) - self.session.batch)
+        steps, batches = self._epoch_iterator.steps_per_epoch, self._position.batches_left
+        left = _ENDLESS if steps is None else max(0, int(steps) - self.session.batch)
+        return left if batches is None else min(left, batches)
 
     def _epoch_is_complete(self) -> bool:
         return self._data_ended or self._steps_left_in_epoch() == 0
@@ -351,6 +355,7 @@ class FitDriver:
         self._state = TrainingState(self.model, (self.compiled.global_step, self.compiled.global_epoch))
         self._state.parts = {
             "history": self._history_state,
+            "logs": self._logs_state,
             "callbacks": self._callback_state,
             "hooks": HookStates(self.hooks),
             "data": self._position,
@@ -389,6 +394,8 @@ class FitDriver:
         if opened is not None:
             session.batch = opened.manifest["batch"]
             session.restored_from = opened.prefix
+            logs = self._logs_state.restored
+            session.outcome = StepOutcome(0, None, tf.nest.flatten(logs), (logs, {}))
         wrapper = SessionWrapper(session, self.hooks)
         wrapper.session_created()
         return wrapper
@@ -430,7 +437,7 @@ class FitDriver:
 
     def _learning_rate(self) -> float | None:
         rate = getattr(getattr(self.model, "optimizer", None), "_learning_rate", None)
-        return float(rate) if isinstance(rate, keras.Variable) else None
+        return float(plain(rate).read_value()) if isinstance(rate, keras.Variable) else None
 
     # Stopping and ending ------------------------------------------------------------------------------------------
 

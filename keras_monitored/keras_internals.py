@@ -107,6 +107,15 @@ class IteratorCount:
         """The iterator that Keras goes on with, if it keeps one."""
         return self.epoch_iterator._current_iterator
 
+    @property
+    def num_batches(self) -> int | None:
+        """The batches of an iterator, as far as Keras knows: it takes an unknown number from the first epoch."""
+        return self.epoch_iterator._num_batches
+
+    @num_batches.setter
+    def num_batches(self, number: int | None) -> None:
+        self.epoch_iterator._num_batches = number
+
     def count_earlier_batches(self, number: int) -> None:
         """Tells Keras of batches taken from this iterator in earlier epochs: it renews the iterator by their number."""
         self.epoch_iterator._steps_seen += number

@@ -64,6 +64,16 @@ class DataPosition:
         state = keras_internals.serialize_iterator(iterator)
         return _Start(state, self.count.made, self.evaluations.made, *read_random_state())
 
+    def begin(self, record: Any) -> None:
+        """Tells Keras, before it begins an epoch, what it knew of the data in an earlier process."""
+        self.count.num_batches = record["num_batches"]
+
+    @property
+    def batches_left(self) -> int | None:
+        """How many batches Keras will take from the iterator; `None` if it doesn't know either."""
+        number = self.count.num_batches
+        return None if number is None else max(0, number - self._before_epoch - self._batch())
+
     def end_epoch(self, batches: int) -> None:
         """Notes that an epoch of so many batches is complete; Keras may go on with the same iterator."""
         self._before_epoch += batches
@@ -91,6 +101,7 @@ class DataPosition:
             "evaluations": self.evaluations.made,
             "evaluations_at_start": start.evaluations,
             "epoch_ends": self.count.epoch_ends,
+            "num_batches": self.count.num_batches,
             "before_epoch": before_epoch,
             "batch": batch,
             "renews": renews,

@@ -1,12 +1,13 @@
-"""What Keras callbacks remember over a restart: counters, best values and best weights, and the `History`."""
+"""What Keras and its callbacks remember over a restart: counters, best values and weights, `History` and logs."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from keras_monitored.hooks.hook import Hook
 from keras_monitored.state import decode, encode
@@ -76,6 +77,26 @@ class HistoryState:
         history.epoch = list(record["epochs"])
         history.history.clear()
         history.history.update(decode(record["history"], tensors))
+
+
+class LogsState:
+    """The logs of the last step, a part of the run's state: after an epoch's last step they go into the `History`.
+
+    Args:
+        read: Returns the logs.
+    """
+
+    def __init__(self, read: Callable[[], Any]) -> None:
+        self._read = read
+        self.restored: dict[str, Any] = {}
+
+    def save(self) -> tuple[Any, dict[str, Any]]:
+        logs = self._read()
+        tensors = {name: value for name, value in logs.items() if tf.is_tensor(value)} if isinstance(logs, dict) else {}
+        return list(tensors), tensors
+
+    def load(self, record: Any, tensors: dict[str, Any]) -> None:
+        self.restored = {name: tensors[name] for name in record}
 
 
 class HookStates:

@@ -6,6 +6,7 @@ from tests.resume.runs import Case, Runs
 
 MODELS = [
     Case("two_optimizers", "step:9", "step:20"),
+    Case("two_optimizers", "step:15", save_every=14),  # the restored step's logs go into the History
     Case("augmentation", "step:17"),
     Case("mixed_float16", "step:17"),
     Case("run_eagerly", "step:9"),
@@ -15,10 +16,13 @@ MODELS = [
 LOOPS = [
     Case("steps_per_execution", "step:11"),
     Case("steps_per_execution", "step:10", save_every=7, steps_per_loop="auto"),
+    Case("steps_per_execution", "step:9", save_every=7),
     Case("seeded_shuffle", "step:17", steps_per_loop="auto"),
     Case("seeded_shuffle", "step:19", steps_per_loop="auto", last={"steps_per_loop": 1}),
     Case("seeded_shuffle", "step:9", last={"steps_per_loop": "auto"}),
+    Case("unknown_length_many", "step:15", save_every=7),
     Case("unknown_length", "step:14", save_every="epoch", steps_per_loop="auto"),
+    Case("varying_length", "step:15", steps_per_loop="auto"),
     Case("arrays", "step:12", steps_per_loop=3, save_every=4),
 ]
 
