@@ -101,7 +101,7 @@ class HookCallback(keras.callbacks.Callback):
             configuration=self.configuration,
             stateful=self.stateful,
             steps_per_loop=self.steps_per_loop,
-            epochs=self.params["epochs"],
+            epochs=keras_driver.epochs,
             compiled=self._compiled,
             sleep=self._sleep,
         )

@@ -28,6 +28,11 @@ class Driver(NamedTuple):
     epoch_iterator: EpochIterator
 
     @property
+    def epochs(self) -> int:
+        """The epoch that `fit` ends before. A `CallbackList` made by hand need not tell it."""
+        return int(self.frame.f_locals["epochs"])
+
+    @property
     def validation_data(self) -> Any:
         """The validation data given to `fit`, or split off by it."""
         return self.frame.f_locals.get("validation_data")

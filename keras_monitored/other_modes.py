@@ -51,6 +51,7 @@ class EvaluationDriver:
         self._wrapper: SessionWrapper | None = None
         self._original: Any = None
         self._installed = False
+        self._data_ended = False
 
     def begin(self) -> None:
         """Calls `begin` and `after_session_creation` of the hooks, and takes the function's place."""
@@ -97,6 +98,8 @@ class EvaluationDriver:
         assert self._wrapper is not None
         session = self._wrapper.session
         session.iterator = data
+        if self._data_ended:
+            raise StopIteration
         if self._wrapper.should_stop:
             keras_internals.silence_end_of_data(self._epoch_iterator)
             raise StopIteration
@@ -108,6 +111,7 @@ class EvaluationDriver:
             try:
                 self._wrapper.run(self._wrapper.steps_ahead(first + steps - session.step))
             except tf.errors.OutOfRangeError as end:
+                self._data_ended = True
                 if session.step == first:
                     raise StopIteration from end
                 break
