@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -51,6 +51,7 @@ def assert_same(ours, theirs):
 
 
 @given(VALUES)
+@example({"a": [float("nan"), float("inf"), (-float("inf"), -0.0)], 3: np.float32("nan"), None: np.array([np.inf])})
 def test_values_come_back_through_json(value):
     tensors = {}
     record = json.loads(json.dumps(encode(value, tensors, "key"), allow_nan=False))
