@@ -22,6 +22,8 @@ import tensorflow as tf
 from keras_monitored import keras_internals, observe
 from keras_monitored.counters import Counter
 
+_STATUS_BASE = 2**32  # a call's steps and its failed check come back as one number
+
 Check = Callable[[dict[str, Any]], Any]
 """Takes the observed values of a step, in its graph, and returns a scalar bool: did the step fail?"""
 
@@ -130,10 +132,10 @@ class StepFunction:
             self._iterator, self._components = iterator, tf.nest.flatten(iterator, expand_composites=True)
             self._single, self._loop = self._functions_for(iterator)
         if steps == 1:
-            done, failed, *flat = self._single(*self._components)
+            status, *flat = self._single(*self._components)
         else:
-            done, failed, *flat = self._loop(tf.constant(steps, tf.int64), *self._components)
-        return self._outcome(done, failed, flat)
+            status, *flat = self._loop(tf.constant(steps, tf.int64), *self._components)
+        return self._outcome(status, flat)
 
     def release(self) -> None:
         """Lets go of the iterator it has read from; what is compiled stays."""
@@ -147,13 +149,12 @@ class StepFunction:
             return self._eager_outcome(1, int(failed), logs, observed)
         self.build(element_spec)
         assert self._on_batch is not None
-        done, failed, *flat = self._on_batch(keras_internals.without_optionals(data))
-        return self._outcome(done, failed, flat)
+        status, *flat = self._on_batch(keras_internals.without_optionals(data))
+        return self._outcome(status, flat)
 
-    def _outcome(self, done: Any, failed: Any, flat: Any) -> StepOutcome:
-        # Both numbers are made by operations on the host: reading them is no copy from a device.
-        failed_check = int(failed) if self.checks else 0
-        return StepOutcome(int(done), failed_check - 1 if failed_check else None, flat, self._structure)
+    def _outcome(self, status: Any, flat: Any) -> StepOutcome:
+        failed, done = divmod(int(status), _STATUS_BASE)
+        return StepOutcome(done, failed - 1 if failed else None, flat, self._structure)
 
     def _eager_outcome(self, done: int, failed: int, logs: Any, observed: Any) -> StepOutcome:
         values = (logs, observed)
@@ -244,9 +245,13 @@ class StepFunction:
                 head = [tf.zeros((), tf.int64), tf.zeros((), tf.int32)]
             return head + [tf.zeros([size or 0 for size in out.shape or ()], out.dtype) for out in outputs]
 
+        def with_status(done: tf.Tensor, failed: tf.Tensor, *values: Any) -> list[Any]:
+            with tf.device("CPU"):  # made on the host: reading it is no copy from a device
+                return [done + tf.cast(failed, tf.int64) * _STATUS_BASE, *values]
+
         def one(iterator: Any) -> Any:
             optional = iterator.get_next_as_optional()
-            return tf.cond(optional.has_value(), lambda: counted_step(optional.get_value()), no_step)
+            return with_status(*tf.cond(optional.has_value(), lambda: counted_step(optional.get_value()), no_step))
 
         def many(iterator: Any, steps: tf.Tensor) -> Any:
             def goes_on(more: tf.Tensor, done: tf.Tensor, failed: tf.Tensor, *_: Any) -> tf.Tensor:
@@ -264,12 +269,15 @@ class StepFunction:
 
             start = [tf.constant(True), *no_step()]
             shapes = [tf.TensorShape(())] * 3 + [out.shape for out in outputs]
-            return tf.while_loop(goes_on, body, start, shape_invariants=shapes, parallel_iterations=1)[1:]
+            ended = tf.while_loop(goes_on, body, start, shape_invariants=shapes, parallel_iterations=1)
+            return with_status(*ended[1:])
 
         self._one_or_many = (one, many)
         self._concrete = {}
         self._iterator = None
-        self._on_batch = tf.function(counted_step, autograph=False, input_signature=_signature(spec))
+        self._on_batch = tf.function(
+            lambda data: with_status(*counted_step(data)), autograph=False, input_signature=_signature(spec)
+        )
 
     def _functions_for(self, iterator: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Compiles for the type of an iterator. It is handed over in its parts, which costs less than as a whole."""
