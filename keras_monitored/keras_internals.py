@@ -207,7 +207,7 @@ def shuffles_in(tensors: dict[str, Any]) -> int:
 
 def repeats_in(tensors: dict[str, Any]) -> bool:
     """Says whether a part of the data is repeated within an iterator, going by the iterator's state."""
-    return any(b"Repeat[" in tf.io.serialize_tensor(t).numpy() for t in tensors.values())
+    return any(b"Repeat" in tf.io.serialize_tensor(t).numpy() for t in tensors.values())
 
 
 def global_seed_generator() -> keras.random.SeedGenerator | None:

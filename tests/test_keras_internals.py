@@ -276,6 +276,29 @@ def test_an_iterator_that_can_not_be_saved(kind):
     assert keras_internals.serialize_iterator(iter(data) if kind == "generator" else iter([1])) is None
 
 
+def test_a_shuffle_leaves_the_state_of_an_iterator_that_has_read_it_to_its_end():
+    iterator = iter(tf.data.Dataset.range(12).shuffle(20, seed=3).batch(4))
+    assert keras_internals.shuffles_in(keras_internals.serialize_iterator(iterator)) == 1
+    assert len(list(iterator)) == 3
+    assert keras_internals.shuffles_in(keras_internals.serialize_iterator(iterator)) == 0
+
+
+def test_repeats_within_an_iterator_are_seen():
+    data = tf.data.Dataset.range(12).shuffle(20, seed=3)
+    repeating = [data.repeat(2).batch(4), data.batch(4).repeat(2), data.batch(4).repeat()]
+    seen = [keras_internals.repeats_in(keras_internals.serialize_iterator(iter(d))) for d in [data, *repeating]]
+    assert seen == [False, True, True, True]
+
+
+def test_keras_takes_an_unknown_number_of_batches_from_the_first_epoch():
+    data = tf.data.Dataset.range(12).filter(lambda x: True).batch(4)
+    epochs = EpochIterator(data)
+    count = keras_internals.IteratorCount(epochs)
+    assert count.num_batches is None
+    count.num_batches = 2
+    assert len(list(epochs)) == 2
+
+
 def test_global_generators_are_found_and_not_made():
     assert keras_internals.global_seed_generator() is None
     keras.random.uniform((1,))

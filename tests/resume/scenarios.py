@@ -93,6 +93,12 @@ def repeated(directory: str) -> Scenario:
 
 
 @scenario
+def repeated_within_epochs(directory: str) -> Scenario:
+    # Each pass shuffles anew, two in every epoch: by the number of iterators alone the next order is not known.
+    return Scenario(dropout_network(), {"x": data.shuffled().batch(BATCH).repeat(2)}, epochs=3)
+
+
+@scenario
 def finite_with_steps(directory: str) -> Scenario:
     # Keras goes on with the same iterator, and makes a new one where it ends: in epoch 1 after two batches.
     return Scenario(dropout_network(), {"x": data.shuffled().batch(BATCH), "steps_per_epoch": 5}, epochs=6)

@@ -12,6 +12,8 @@ SAVED_WITH_THE_ITERATOR = [
     Case("seeded_shuffle", "step:12", "step:13"),
     Case("repeated", "step:8"),
     Case("repeated", "step:16", save_every="epoch"),
+    Case("repeated_within_epochs", "step:12", "step:27"),
+    Case("repeated_within_epochs", "step:15", save_every="epoch"),
     Case("finite_with_steps", "step:6"),
     Case("finite_with_steps", "step:8", "step:16", save_every="epoch"),
     Case("finite_with_steps", "step:11", "step:17", save_every=3),
