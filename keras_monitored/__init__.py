@@ -29,8 +29,6 @@ from keras_monitored.hooks.checkpoint_saver import CheckpointSaver
 from keras_monitored.hooks.hook import (
     Hook,
     ModelDependentHook,
-    RunOptions,
-    SessionRunArgs,
     SessionRunContext,
     SessionRunValues,
     TriggeredHook,
@@ -50,6 +48,7 @@ from keras_monitored.hooks.triggers import (
 from keras_monitored.model_instance import ModelInstance
 from keras_monitored.modes import Mode
 from keras_monitored.observe import feed, observe
+from keras_monitored.session.arguments import RunOptions, SessionRunArgs
 from keras_monitored.session.recoverable import RecoverableSession
 from keras_monitored.session.session import Session
 from keras_monitored.session.wrapper import SessionWrapper

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_monitored.checkpoints import CheckpointInfo, NewerFormatError, list_checkpoints, read_manifest, read_tensors
+from keras_monitored.checkpoints import CheckpointInfo, list_checkpoints
 from keras_monitored.errors import CheckpointError
+from keras_monitored.manifest import NewerFormatError, read_manifest, read_tensors
 from keras_monitored.messages import warn
 
 

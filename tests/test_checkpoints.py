@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_monitored as km
-from keras_monitored.checkpoints import read_manifest, read_tensors, write_manifest
+from keras_monitored.manifest import read_manifest, read_tensors, write_manifest
 from tests.models import BATCH, arrays, assert_same_weights, dataset, dense_model, fit, weights_of
 
 

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 import keras_monitored as km
-from keras_monitored.checkpoints import read_manifest, write_manifest
 from keras_monitored.fit import FitDriver
 from keras_monitored.journal import read_journal
+from keras_monitored.manifest import read_manifest, write_manifest
 from keras_monitored.restoring import open_newest
 from tests.models import assert_same_weights, dataset, dense_model, fit, weights_of
 

@@ -9,10 +9,11 @@ from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
-from keras_monitored.checkpoints import CheckpointStore
+from keras_monitored.checkpoint_store import CheckpointStore
 from keras_monitored.errors import CheckpointError
-from keras_monitored.hooks.hook import SessionRunArgs, SessionRunContext, TriggeredHook
+from keras_monitored.hooks.hook import SessionRunContext, TriggeredHook
 from keras_monitored.hooks.triggers import Elapsed, HookTrigger, StepHookTrigger
+from keras_monitored.session.arguments import SessionRunArgs
 from keras_monitored.session.session import Session
 from keras_monitored.validation import check_flag, check_integer, check_number
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from keras_monitored.criteria import StopCriteria, StopTracker
-from keras_monitored.hooks.hook import Hook, SessionRunArgs, SessionRunContext, SessionRunValues
+from keras_monitored.hooks.hook import Hook, SessionRunContext, SessionRunValues
+from keras_monitored.session.arguments import SessionRunArgs
 from keras_monitored.session.session import Session
 
 

@@ -16,9 +16,9 @@ import tensorflow as tf
 from keras_monitored.configuration import Configuration
 from keras_monitored.counters import Counter
 from keras_monitored.errors import CheckpointError
-from keras_monitored.hooks.hook import Feeds, RunOptions
 from keras_monitored.journal import Journal
 from keras_monitored.modes import Mode
+from keras_monitored.session.arguments import Feeds, RunOptions, feed_items
 from keras_monitored.state import TrainingState, plain
 from keras_monitored.step_function import StepFunction, StepOutcome
 
@@ -286,12 +286,6 @@ class Session:
         if self.state is None:
             raise CheckpointError(f"A session in mode {self.mode.name} has no state to save.", step=self._step)
         return self.state
-
-
-def feed_items(feeds: Feeds) -> list[tuple[Any, Any]]:
-    """Returns what is fed, and the value, as pairs; variables are TensorFlow's own."""
-    pairs = feeds.items() if isinstance(feeds, dict) else feeds
-    return [(t if isinstance(t, str) else plain(t.deref() if hasattr(t, "deref") else t), v) for t, v in pairs]
 
 
 def to_host(values: Any) -> Any:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_monitored.hooks.hook import Feeds, Hook, RunOptions, SessionRunArgs, SessionRunContext, SessionRunValues
-from keras_monitored.session.session import Session, feed_items
+from keras_monitored.hooks.hook import Hook, SessionRunContext, SessionRunValues
+from keras_monitored.session.arguments import Feeds, RunOptions, SessionRunArgs, feed_items
+from keras_monitored.session.session import Session
 from keras_monitored.step_function import StepOutcome
 
 _LONGEST_LOOP_SECONDS = 1.0

@@ -23,7 +23,7 @@ from typing import Any
 import keras
 
 import keras_monitored as km
-from keras_monitored import checkpoints
+from keras_monitored import checkpoint_store
 
 
 def kill() -> None:
@@ -87,9 +87,9 @@ def prepare(
     if moment == "step":
         return DieAfterStep(at), [], []
     if moment == "half_saved":
-        _die_in(checkpoints.CheckpointStore, "_write_files", f"model.ckpt-{at}", argument=1)
+        _die_in(checkpoint_store.CheckpointStore, "_write_files", f"model.ckpt-{at}", argument=1)
     elif moment == "saved":
-        _die_in(checkpoints, "write_manifest", f"model.ckpt-{at}", argument=0)
+        _die_in(checkpoint_store, "write_manifest", f"model.ckpt-{at}", argument=0)
     elif moment == "being_saved":
         threading.Thread(target=_die_when_seen, args=(f"{directory}/model.ckpt-{at}*",), daemon=True).start()
     else:

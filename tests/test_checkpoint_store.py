@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 import keras_monitored as km
-from keras_monitored.checkpoints import CheckpointStore, read_manifest
+from keras_monitored.checkpoint_store import CheckpointStore
+from keras_monitored.manifest import read_manifest
 from keras_monitored.state import Snapshot
 from tests.clocks import FakeClock
 from tests.models import dataset, dense_model, fit
@@ -143,7 +144,7 @@ def test_a_save_that_is_cut_off_leaves_the_one_before(tmp_path, monkeypatch):
     def full(*_):
         raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
 
-    monkeypatch.setattr("keras_monitored.checkpoints.write_manifest", full)
+    monkeypatch.setattr("keras_monitored.checkpoint_store.write_manifest", full)
     with pytest.raises(km.CheckpointError, match=r"model\.ckpt-2 could not be written: .*No space left") as caught:
         saves(2)
     assert caught.value.step == 2
