@@ -10,8 +10,9 @@ from typing import Any, Literal
 import keras
 
 from keras_monitored import keras_internals
+from keras_monitored.compiled import Compiled
 from keras_monitored.configuration import Configuration, NoCheckpoints, StepBasedCheckpoints, TimeBasedCheckpoints
-from keras_monitored.fit import Compiled, FitDriver
+from keras_monitored.fit import FitDriver
 from keras_monitored.hooks.checkpoint_saver import CheckpointSaver
 from keras_monitored.hooks.hook import Hook, ModelDependentHook
 from keras_monitored.hooks.triggers import HookTrigger, StepHookTrigger, TimeHookTrigger

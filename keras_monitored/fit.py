@@ -15,14 +15,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
 
 from keras_monitored import keras_internals
+from keras_monitored.compiled import Compiled, compiled_for
 from keras_monitored.configuration import Configuration
-from keras_monitored.counters import Counter
 from keras_monitored.errors import RecoveryError
 from keras_monitored.hooks.checkpoint_saver import CheckpointSaver
 from keras_monitored.hooks.hook import Hook
@@ -33,41 +33,12 @@ from keras_monitored.position import DataPosition, EvaluationCount
 from keras_monitored.restoring import Opened, open_newest
 from keras_monitored.session.recoverable import RecoverableSession
 from keras_monitored.session.session import RunRecord, Session
-from keras_monitored.session.wrapper import SessionWrapper, has_graph_check
+from keras_monitored.session.wrapper import SessionWrapper
 from keras_monitored.state import TrainingState, plain
 from keras_monitored.stateful import CallbackState, HistoryState, HookStates, LogsState
-from keras_monitored.step_function import StepFunction, StepOutcome
+from keras_monitored.step_function import StepOutcome
 
 _ENDLESS = 1_000_000_000
-
-
-class Compiled(NamedTuple):
-    """What one fit compiles and the next can use again."""
-
-    function: StepFunction
-    global_step: Counter
-    global_epoch: Counter
-    train_function: Any
-    hooks: tuple[Hook, ...]
-
-    def serves(self, model: keras.Model, hooks: Sequence[Hook]) -> bool:
-        """Says whether nothing has changed: Keras makes a new train function when a model is compiled again."""
-        checking = tuple(hook for hook in hooks if has_graph_check(hook))
-        return self.train_function is model.train_function and self.hooks == checking
-
-
-def _compiled(model: keras.Model, hooks: Sequence[Hook]) -> Compiled:
-    checking = tuple(hook for hook in hooks if has_graph_check(hook))
-    with model.distribute_strategy.scope():
-        global_step, global_epoch = Counter("global_step"), Counter("global_epoch")
-    function = StepFunction(
-        model,
-        model.train_step,
-        counter=global_step,
-        checks=[hook.graph_check for hook in checking],
-        gradients=any(hook.watches_gradients for hook in checking),
-    )
-    return Compiled(function, global_step, global_epoch, model.train_function, checking)
 
 
 class FitDriver:
@@ -111,7 +82,9 @@ class FitDriver:
             self._directories.append(configuration.working_dir)
 
         self.run = RunRecord(journal=Journal(configuration.working_dir))
-        self.compiled = _compiled(model, hooks) if compiled is None or not compiled.serves(model, hooks) else compiled
+        self.compiled = (
+            compiled_for(model, hooks) if compiled is None or not compiled.serves(model, hooks) else compiled
+        )
         self.compiled.global_step.assign(0)
         self.compiled.global_epoch.assign(0)
         self._evaluations = EvaluationCount(keras_driver.validation_data)
@@ -161,21 +134,14 @@ class FitDriver:
 
     def all_have_begun(self) -> None:
         """Called when every callback's `on_train_begin` was called: creates the session, or prepares the replay."""
-        try:
+        with self._aborting_on_error():
             self._begin_session()
-        except BaseException as error:
-            self._abort(error)
-            raise
 
     def forget_initial_epoch(self) -> None:
         """Called when `fit` has read from the model which epoch to start from, and a later one must not."""
         keras_internals.set_initial_epoch(self.model, self._previous_initial_epoch)
 
     def _begin_session(self) -> None:
-        with self._aborting_on_error():
-            self._start()
-
-    def _start(self) -> None:
         if self._opened is None:
             self._create(keras_internals.element_spec(self._epoch_iterator))
             if self._stop_is_due():
@@ -195,8 +161,6 @@ class FitDriver:
 
     def epoch_begins(self, epoch: int) -> None:
         """Called when every callback's `on_epoch_begin` was called."""
-        # Keras has read it by now, and an error in another callback would leave it behind.
-        keras_internals.set_initial_epoch(self.model, self._previous_initial_epoch)
         self._calls = 0
         self._logs = {}
         self._data_ended = False
@@ -274,7 +238,7 @@ class FitDriver:
             return self._original(iterator)  # train_on_batch, called from another callback
         try:
             return self._call(iterator)
-        except StopIteration:
+        except StopIteration:  # the end of the data, or of the run
             raise
         except BaseException as error:
             self._abort(error)
