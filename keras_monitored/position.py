@@ -159,6 +159,9 @@ class DataPosition:
 
     def _restore_by_skipping(self, record: Any, tensors: dict[str, Any]) -> None:
         self.count.reach_epoch_ends(record["epoch_ends"])
+        # In the order in which they were made: the validation data may draw from the same shuffle.
+        self._make(record["made_at_start"] - 1)
+        self.evaluations.make(record["evaluations_at_start"])
         self._make(record["made"])
         self.evaluations.make(record["evaluations"])
         if record["renews"]:

@@ -8,7 +8,6 @@ STATEFUL = [
     Case("keras_callbacks", "step:10"),
     Case("keras_callbacks", "epoch_end_before:1", "step:20"),
     Case("keras_callbacks", "epoch_end_after:2", save_every="epoch"),
-    Case("keras_callbacks", "validation:2", save_every=7),
     Case("keras_callbacks", "train_end:0"),
 ]
 

@@ -4,11 +4,9 @@ import pytest
 
 from tests.resume.runs import Case, Runs
 
-# Seven batches an epoch, a checkpoint every five steps: step 3 comes before the first, 17 is in the third epoch.
+# Seven batches an epoch, a checkpoint every five steps: step 17 is in the third epoch.
 SAVED_WITH_THE_ITERATOR = [
-    Case("seeded_shuffle", "step:3"),
     Case("seeded_shuffle", "step:17"),
-    Case("seeded_shuffle", "step:27"),
     Case("seeded_shuffle", "step:12", "step:13"),
     Case("repeated", "step:8"),
     Case("repeated", "step:16", save_every="epoch"),
@@ -17,25 +15,20 @@ SAVED_WITH_THE_ITERATOR = [
     Case("finite_with_steps", "step:6"),
     Case("finite_with_steps", "step:8", "step:16", save_every="epoch"),
     Case("finite_with_steps", "step:11", "step:17", save_every=3),
-    Case("unknown_length", "step:6"),
     Case("unknown_length", "step:16", "step:22"),
     Case("varying_length", "step:12", "step:22"),
     Case("arrays", "step:9"),
     Case("arrays", "step:18", "step:26"),
-    Case("validation", "step:17"),
     Case("shared_shuffle", "step:7"),
     Case("shared_shuffle", "step:13", save_every="epoch"),
 ]
 
 FOUND_BY_SKIPPING = [
-    Case("generator", "step:8"),
     Case("generator", "step:17", save_every="epoch"),
-    Case("py_dataset", "step:12"),
     Case("py_dataset", "step:19", "step:23"),
     Case("from_generator", "step:12"),
     Case("py_function", "step:17"),  # in the third epoch; the log holds the order of the fourth too
     Case("py_function", "step:8", "step:18", save_every="epoch"),
-    Case("interleave", "step:12"),
     Case("interleave", "step:17", "step:24"),
 ]
 

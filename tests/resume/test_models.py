@@ -14,7 +14,6 @@ MODELS = [
 ]
 
 LOOPS = [
-    Case("steps_per_execution", "step:11"),
     Case("steps_per_execution", "step:10", save_every=7, steps_per_loop="auto"),
     Case("steps_per_execution", "step:9", save_every=7),
     Case("seeded_shuffle", "step:17", steps_per_loop="auto"),
