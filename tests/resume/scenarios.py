@@ -151,6 +151,14 @@ def py_function(directory: str) -> Scenario:
 
 
 @scenario
+def shared_py_function(directory: str) -> Scenario:
+    both = data.shuffled()  # the validation data draws from the shuffle too, and no iterator can be saved
+    return Scenario(
+        dropout_network(), {"x": both.map(data.through_python).batch(BATCH), "validation_data": both.batch(9)}
+    )
+
+
+@scenario
 def interleave(directory: str) -> Scenario:
     return Scenario(dropout_network(), {"x": data.interleaved().batch(BATCH)})
 

@@ -29,6 +29,7 @@ FOUND_BY_SKIPPING = [
     Case("from_generator", "step:12"),
     Case("py_function", "step:17"),  # in the third epoch; the log holds the order of the fourth too
     Case("py_function", "step:8", "step:18", save_every="epoch"),
+    Case("shared_py_function", "step:17"),
     Case("interleave", "step:17", "step:24"),
 ]
 
