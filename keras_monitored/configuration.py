@@ -122,8 +122,9 @@ class Configuration:
         working_dir: Directory that the run keeps its checkpoints and summaries in, and resumes from. Any path that
             `tf.io.gfile` knows. Defaults to `None`: nothing is saved.
         checkpoint_config: When to save checkpoints. Defaults to `TimeBasedCheckpoints(600, 5, 10000)`.
-        random_seed: Seed of Python, NumPy and TensorFlow, from 0 to 2**32 - 1. Defaults to `None`: seeds are left
-            alone.
+        random_seed: Seed of Python, NumPy and TensorFlow, from 0 to 2**32 - 1, set when training begins. What is made
+            before, weights and the order of arrays among it, wants `keras.utils.set_random_seed` at the top of the
+            script. Defaults to `None`: seeds are left alone.
 
     Raises:
         TypeError: An argument is of the wrong type.

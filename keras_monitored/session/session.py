@@ -69,7 +69,6 @@ class Session:
         self.state = state
         self.run_record = RunRecord() if run is None else run
         self.iterator: Any = None
-        self.element_spec: Any = None
         self.batch = 0
         self.has_run = False
         self.restored_from: str | None = None
