@@ -10,7 +10,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-import keras_monitored as km
 from tests.resume import data
 from tests.resume.models import BATCH, TwoOptimizers, dropout_network, network
 
@@ -28,7 +27,6 @@ class Scenario:
     """Callbacks that stand before the HookCallback in the list."""
     after: Sequence[keras.callbacks.Callback] = ()
     stateful: Sequence[keras.callbacks.Callback] = ()
-    hooks: Sequence[km.Hook] = ()
     weight_files: Sequence[str] = ()
     """Files of weights that belong to the outcome."""
 
