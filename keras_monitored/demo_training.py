@@ -74,7 +74,8 @@ def train(directory: Path, kill_at_step: int | None = None) -> None:
         km.NaNChecker(),
         km.LossLogger(km.EpochHookTrigger(1)),
         km.StepRateLogger(km.EpochHookTrigger(1)),
-        km.Stopper(km.StopCriteria(max_steps=LAST_STEP)),
+        km.StopAtStep(last_step=LAST_STEP),
+        km.Stopper(km.StopCriteria(max_epochs=20, max_seconds=600)),
         LossRecorder(directory / (LOSSES if kill_at_step is None else LOSSES_BEFORE_KILL)),
     ]
     if kill_at_step is not None:

@@ -422,7 +422,8 @@ class FitDriver:
             self._stop_is_told = True
             session = self.session
             where = {"step": session.step, "epoch": session.epoch, "batch": session.batch}
-            self.run.journal.write("stopped", **where, reason=session.stop_reason or "the run is finished")
+            reason = session.stop_reason or "the run is finished"
+            self.run.journal.write("stopped", **where, seconds=time.perf_counter() - self._begun, reason=reason)
 
     def _end(self) -> None:
         """Ends the run's life cycle: once, where the last step was run or the last epoch has ended."""
@@ -456,7 +457,8 @@ class FitDriver:
         self._has_ended = True
         with contextlib.suppress(Exception):  # the error that ends the fit is the one to tell of
             step = self.session.step if self._recoverable is not None else None
-            self.run.journal.write("failed", step=step, error=f"{type(error).__name__}: {error}")
+            seconds = time.perf_counter() - self._begun
+            self.run.journal.write("failed", step=step, seconds=seconds, error=f"{type(error).__name__}: {error}")
             self._wait_for_saves()
         self.uninstall()
 
