@@ -142,6 +142,7 @@ class _PredictFunction:
 
     observable = ("outputs",)
     log_names = ()
+    compilations = 0
 
     def __init__(self, model: keras.Model, function: Any, counter: Counter) -> None:
         self.feeds: dict[str, Any] = {}

@@ -88,6 +88,7 @@ class StepFunction:
         self.required: set[str] = set()
         self.observable: tuple[str, ...] | None = None
         self.log_names: tuple[str, ...] = ()
+        self.compilations = 0  # a call that compiles says nothing about the time of a step
         self._spec: Any = None
         self._structure: Any = ({}, {})
         self._on_batch: Callable[..., Any] | None = None
@@ -297,22 +298,22 @@ class StepFunction:
             loop = tf.function(many_steps, autograph=False)
             number = tf.TensorSpec((), tf.int64)
             self._concrete[spec] = (
-                _when_called(lambda: single.get_concrete_function(*parts)),
-                _when_called(lambda: loop.get_concrete_function(number, *parts)),
+                self._when_called(lambda: single.get_concrete_function(*parts)),
+                self._when_called(lambda: loop.get_concrete_function(number, *parts)),
             )
         return self._concrete[spec]
 
+    def _when_called(self, compile_function: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+        """Compiles a function when it is first called: most runs need either loops or single steps."""
+        compiled: list[Callable[..., Any]] = []
 
-def _when_called(compile_function: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """Compiles a function when it is first called: most runs need either loops or single steps."""
-    compiled: list[Callable[..., Any]] = []
+        def call(*args: Any) -> Any:
+            if not compiled:
+                compiled.append(compile_function())
+                self.compilations += 1
+            return compiled[0](*args)
 
-    def call(*args: Any) -> Any:
-        if not compiled:
-            compiled.append(compile_function())
-        return compiled[0](*args)
-
-    return call
+        return call
 
 
 def _signature(spec: Any) -> tuple[Any, ...] | None:

@@ -123,12 +123,13 @@ class Session:
         if self._closed:
             raise RuntimeError("The session is closed. Create a new one to run more steps.")
         assert self.function is not None
-        start = time.perf_counter()
+        start, compilations = time.perf_counter(), self.function.compilations
         with self._traced(options), self._fed(feeds or ()) as parts:
             outcome = self._run_fed_batch(parts) if parts else self.function(self.iterator, steps)
         if outcome.steps == 0:
             raise tf.errors.OutOfRangeError(None, None, "The data has no further batch.")
-        self.seconds_per_step = (time.perf_counter() - start) / outcome.steps
+        if self.function.compilations == compilations:
+            self.seconds_per_step = (time.perf_counter() - start) / outcome.steps
         self._step += outcome.steps
         self.batch += outcome.steps
         self.has_run = True
