@@ -6,7 +6,7 @@ import argparse
 import importlib
 import os
 
-NAMES = ("import_time", "fit_speed", "saving")
+NAMES = ("import_time", "fit_speed", "saving", "clipping")
 
 
 def main() -> None:

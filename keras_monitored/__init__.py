@@ -16,6 +16,15 @@ if _keras.config.backend() != "tensorflow":
 
 from keras_monitored.callback import HookCallback
 from keras_monitored.checkpoints import CheckpointInfo, latest_checkpoint, list_checkpoints, load_weights
+from keras_monitored.clipping.adaptive import AdaptiveClipGradients
+from keras_monitored.clipping.auto import AutoClipGradients
+from keras_monitored.clipping.norms import (
+    ClipGradientsByAverageNorm,
+    ClipGradientsByGlobalNorm,
+    ClipGradientsByNorm,
+)
+from keras_monitored.clipping.strategy import ClipGradients
+from keras_monitored.clipping.value import ClipGradientsByValue, NoClipGradients
 from keras_monitored.configuration import (
     Configuration,
     NoCheckpoints,
@@ -48,6 +57,7 @@ from keras_monitored.hooks.triggers import (
 from keras_monitored.model_instance import ModelInstance
 from keras_monitored.modes import Mode
 from keras_monitored.observe import feed, observe
+from keras_monitored.optimizers import ClippedOptimizer
 from keras_monitored.session.arguments import RunOptions, SessionRunArgs
 from keras_monitored.session.recoverable import RecoverableSession
 from keras_monitored.session.session import Session
@@ -56,9 +66,17 @@ from keras_monitored.session.wrapper import SessionWrapper
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdaptiveClipGradients",
+    "AutoClipGradients",
     "CheckpointError",
     "CheckpointInfo",
     "CheckpointSaver",
+    "ClipGradients",
+    "ClipGradientsByAverageNorm",
+    "ClipGradientsByGlobalNorm",
+    "ClipGradientsByNorm",
+    "ClipGradientsByValue",
+    "ClippedOptimizer",
     "Configuration",
     "Counter",
     "EpochHookTrigger",
@@ -72,6 +90,7 @@ __all__ = [
     "NaNChecker",
     "NaNLossError",
     "NoCheckpoints",
+    "NoClipGradients",
     "NoHookTrigger",
     "RecoverableSession",
     "RecoveryError",

@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from keras.src.trainers.epoch_iterator import EpochIterator
-from tensorflow.python.ops import stateful_random_ops
+from tensorflow.python.ops import control_flow_util, stateful_random_ops
 
 
 class Driver(NamedTuple):
@@ -225,3 +225,86 @@ def put_train_function(model: keras.Model, name: str, function: Callable[..., An
     previous = getattr(model, name)
     setattr(model, name, function)
     return previous
+
+
+def change_summed_gradients(optimizer: keras.optimizers.Optimizer, change: Callable[..., Any]) -> None:
+    """Puts `change` where an optimizer sums its gradients over replicas; it is called with pairs yet to be summed.
+
+    The one place that comes after unscaling and after the mean of accumulated gradients, and before the update. What
+    Keras has for clipping comes before the sum. Set on the instance, as optimizers override everything around it.
+    """
+    optimizer.__dict__["_all_reduce_sum_gradients"] = change
+
+
+def changes_summed_gradients(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Says whether `change_summed_gradients` was called for an optimizer."""
+    return "_all_reduce_sum_gradients" in vars(optimizer)
+
+
+def sum_gradients(optimizer: keras.optimizers.Optimizer, grads_and_vars: list[Any]) -> list[Any]:
+    """Sums gradients over replicas as an optimizer does, one all-reduce a gradient."""
+    return type(optimizer)._all_reduce_sum_gradients(optimizer, grads_and_vars)
+
+
+def accumulators_of(optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> list[Any]:
+    """Returns where an optimizer accumulates the gradients of variables, if it does."""
+    if not optimizer.gradient_accumulation_steps:
+        return []
+    return [optimizer._accumulated_gradients[optimizer._get_variable_index(variable)] for variable in variables]
+
+
+def overwritten_with_gradient(variable: Any) -> bool:
+    """Says whether the "gradient" of a variable is its next value (float8 scales), and no gradient to be summed."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
+def forget_base_variables(optimizer: keras.optimizers.Optimizer) -> None:
+    """Lets an optimizer look elsewhere for the counter and the learning rate that Keras gives to every one."""
+    for name in ("_iterations", "_learning_rate"):
+        delattr(optimizer, name)
+
+
+def added_variables(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """Returns the variables of an optimizer but for those two, which come first.
+
+    They can't be taken out: the list is tracked for checkpoints, and may only grow.
+    """
+    return list(optimizer._variables[2:])
+
+
+def enclosing_loss_scale(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.LossScaleOptimizer | None:
+    """Finds the loss scale that is building the optimizer within it: an inner optimizer is not told of its outer."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, keras.optimizers.LossScaleOptimizer) and caller.inner_optimizer is optimizer:
+            return caller
+        frame = frame.f_back
+    return None
+
+
+def ask_all_replicas(loss_scale: keras.optimizers.LossScaleOptimizer) -> None:
+    """Makes a loss scale see the gradients of all replicas where it asks whether they are finite.
+
+    It takes the answer of the first replica for all: an Inf on another one is applied, and the scale stays (Keras
+    3.15.1). `check_finite` runs on every replica, before they are summed.
+    """
+    if "check_finite" in vars(loss_scale):
+        return
+    check_finite = loss_scale.check_finite
+
+    def check_finite_everywhere(grads: Any) -> Any:
+        bad = tf.cast(tf.logical_not(check_finite(grads)), tf.float32)
+        return tf.equal(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, bad), 0)
+
+    loss_scale.__dict__["check_finite"] = check_finite_everywhere
+
+
+def compiled_by_xla() -> bool:
+    """Says whether the function being traced is one with `jit_compile`."""
+    return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+
+
+def merge_calls_needed() -> bool:
+    """Says whether replicas are threads that have to meet before a branch: `MirroredStrategy`, not several workers."""
+    return not tf.__internal__.distribute.strategy_supports_no_merge_call()

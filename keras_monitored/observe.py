@@ -202,6 +202,22 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     return found
 
 
+def observe_optimizers(model: keras.Model) -> None:
+    """Observes what the optimizers of a model tell of their last update, through a method `observed_values`.
+
+    Those of the first one that tells something have plain names, others `<name of the optimizer>/<name>`.
+    """
+    prefix = ""
+    for optimizer in optimizers_of(model):
+        told: Any = optimizer
+        while told is not None and not hasattr(told, "observed_values"):
+            told = getattr(told, "inner_optimizer", None)
+        if told is not None:
+            for name, value in told.observed_values().items():
+                observe(f"{prefix and told.name + prefix}{name}", value, reduction="first")
+            prefix = "/"
+
+
 def _plain_attributes(model: keras.Model) -> Iterator[Any]:
     for value in vars(model).values():
         if isinstance(value, keras.optimizers.Optimizer):

@@ -170,6 +170,7 @@ class StepFunction:
             if optimizer is not None:
                 observe.observe("learning_rate", optimizer.learning_rate, reduction="first")
             logs = self.step(data)
+            observe.observe_optimizers(self.model)
             failed = self._first_failed_check(collector.values)
         values = collector.values
         self.log_names = tuple(logs) if isinstance(logs, dict) else ()

@@ -44,7 +44,7 @@ def check_number(
         name: Argument the value was given for.
         value: What was received. NumPy numbers are welcome, `bool` is not.
         above: Bound that the value must exceed.
-        minimum: Bound that the value may equal; one of the two bounds is given.
+        minimum: Bound that the value may equal. Without either bound any finite number is allowed.
         hint: What to do instead, a sentence that ends the message.
 
     Returns:
@@ -58,7 +58,11 @@ def check_number(
         >>> check_number("seconds", 2.5, above=0, hint="Pass a time in seconds.")
         2.5
     """
-    allowed = f"a finite number above {above}" if above is not None else f"a finite number of at least {minimum}"
+    allowed = "a finite number"
+    if above is not None:
+        allowed += f" above {above}"
+    elif minimum is not None:
+        allowed += f" of at least {minimum}"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(_message(name, value, allowed, hint))
     try:

@@ -185,6 +185,14 @@ def two_optimizers(directory: str) -> Scenario:
     return Scenario(model, {"x": data.shuffled().batch(BATCH)})
 
 
+@scenario
+def clipped(directory: str) -> Scenario:
+    optimizer = km.ClippedOptimizer(
+        keras.optimizers.Adam(0.01), km.AutoClipGradients(30, window=9), on_nonfinite="skip"
+    )
+    return Scenario(dropout_network(optimizer=optimizer), {"x": data.shuffled().batch(BATCH)})
+
+
 # Callbacks --------------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ MODELS = [
     Case("mixed_float16", "step:17"),
     Case("run_eagerly", "step:9"),
     Case("jit_compile", "step:8"),
+    Case("clipped", "step:9", "step:20"),
 ]
 
 LOOPS = [

@@ -1,0 +1,1 @@
+"""Clipping strategies: one a file, all on the arithmetic of `rescaling`."""
