@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+import keras_monitored as km
 from tests.resume import data
 from tests.resume.models import BATCH, TwoOptimizers, dropout_network, network
 
