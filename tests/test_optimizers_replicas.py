@@ -36,7 +36,9 @@ def variables_of(updates: Any, case: str, replicas: int = 1) -> list[np.ndarray]
 def assert_close(ours: list[np.ndarray], theirs: list[np.ndarray]) -> None:
     assert len(ours) == len(theirs) > 0
     for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+        # Sums in another order differ by the last bits of the largest number, also where they come out small.
+        largest = max(1.0, float(np.abs(other).max(initial=0.0)))
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6 * largest)
 
 
 @pytest.mark.parametrize("replicas", [2, 4])
